@@ -1,0 +1,151 @@
+"""Replica processes on this machine: start, talk, notice their end, stop.
+
+One ``ReplicaProcess`` is one replica id over all its incarnations. It reports what happens and decides
+nothing: whether and when to start again is the fleet's decision. A replica that has work and says
+nothing for ``silence_s_max`` is killed and reported as lost, like one that crashed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Sequence
+from typing import Protocol
+
+from sluice.cluster.channel import ChannelClosed, GatewayChannel, socket_pair
+from sluice.runtime.messages import FromReplica, ToReplica
+
+_log = logging.getLogger(__name__)
+
+# A process that was told to end by closing its channel gets this long before it is killed.
+_EXIT_WAIT_S = 5.0
+
+
+class ReplicaListener(Protocol):
+    """Who wants to know what a replica process says and when it is gone."""
+
+    def received(self, replica_id: str, messages: Sequence[FromReplica]) -> None:
+        """Messages came from the replica, in order."""
+        ...
+
+    def lost(self, replica_id: str, error: str) -> None:
+        """The process ended or was ended without having been asked to stop."""
+        ...
+
+    def busy(self, replica_id: str) -> bool:
+        """Whether the replica holds work, so that silence is a fault."""
+        ...
+
+
+class ReplicaProcess:
+    """Starts and watches the process of one replica.
+
+    ``command`` gets the number of the channel's file descriptor appended.
+    """
+
+    def __init__(
+        self, replica_id: str, command: Sequence[str], listener: ReplicaListener, silence_s_max: float
+    ) -> None:
+        self.replica_id = replica_id
+        self._command = tuple(command)
+        self._listener = listener
+        self._silence_s_max = silence_s_max
+        self._process: asyncio.subprocess.Process | None = None
+        self._channel: GatewayChannel | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the current incarnation, ``None`` before the first."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start a process; what comes of it is told to the listener."""
+        if not self._stopping:
+            self._watch = asyncio.create_task(self._run(), name=f"replica {self.replica_id}")
+
+    def send(self, message: ToReplica) -> None:
+        """Queue a message. One to a process that is gone is dropped: its loss is reported anyway."""
+        if self._channel is None:
+            return
+        with contextlib.suppress(ChannelClosed):
+            self._channel.send_nowait(message)
+
+    async def stop(self) -> None:
+        """End the process, killing it where it does not leave by itself. No loss is reported."""
+        self._stopping = True
+        if self._channel is not None:
+            await self._channel.close()
+        if self._process is not None and self._process.returncode is None:
+            try:
+                await asyncio.wait_for(self._process.wait(), _EXIT_WAIT_S)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        if self._watch is not None:
+            await asyncio.wait([self._watch])
+
+    async def _run(self) -> None:
+        error = await self._live()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+        process = self._process
+        if process is not None:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            status = _exit_words(await process.wait())
+            error = f"{error}; {status}"
+        if not self._stopping:
+            self._listener.lost(self.replica_id, error)
+
+    async def _live(self) -> str:
+        """Run one incarnation to its end and say how it ended."""
+        ours, theirs = socket_pair()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in a terminal is the gateway's to handle
+            )
+        except OSError as error:
+            ours.close()
+            return f"the process could not be started: {error}"
+        finally:
+            theirs.close()
+        self._channel = await GatewayChannel.over(ours)
+        return await self._listen(self._channel)
+
+    async def _listen(self, channel: GatewayChannel) -> str:
+        while True:
+            try:
+                async with asyncio.timeout(self._silence_s_max):
+                    messages = await channel.receive()
+            except ChannelClosed as closed:
+                return await self._closed_words(str(closed))
+            except TimeoutError:
+                if self._listener.busy(self.replica_id):
+                    return f"silent for {self._silence_s_max:.0f} s with work at hand"
+                continue
+            self._listener.received(self.replica_id, messages)
+
+    async def _closed_words(self, closed: str) -> str:
+        """Give a process that closed its channel a moment to leave, so that its status is known."""
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _EXIT_WAIT_S)
+        return closed
+
+
+def _exit_words(status: int) -> str:
+    if status >= 0:
+        return f"the process exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = str(-status)
+    return f"the process was ended by {name}"

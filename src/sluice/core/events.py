@@ -1,0 +1,268 @@
+"""The closed sets of events and effects of the two policy objects.
+
+``Replica.handle`` and ``Fleet.handle`` take one event and the time and return effects; a driver
+performs effects and turns their results into events. All are frozen values, matched exhaustively.
+Adding one means every ``match`` over the union stops type-checking until it is handled.
+"""
+
+from dataclasses import dataclass
+
+from sluice.core.request import EndReason, PhaseTimes, Request, SequenceId, Usage
+from sluice.core.step import Plan, Sampled
+
+# ------------------------------------------------------------------------------- replica: events
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A request was dispatched to this replica."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The client left, or the request's work is not wanted any more. Unknown ids are ignored."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """The running plan was computed. ``sampled`` holds one entry per sampling row of the plan."""
+
+    step: int
+    sampled: tuple[Sampled, ...]
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """The running plan could not be computed; the KV cells it wrote are void.
+
+    ``blamed`` names the sequences at fault when the executor knows them; the others are computed
+    again. An empty tuple blames every sequence of the plan.
+    """
+
+    step: int
+    blamed: tuple[SequenceId, ...]
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """No further request will be submitted; what is here ends by ``deadline_ns`` or is ended."""
+
+    deadline_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """A time asked for with ``WakeAt`` has come."""
+
+
+ReplicaEvent = Submitted | Cancelled | StepDone | StepFailed | Draining | Woken
+
+# ------------------------------------------------------------------------------ replica: effects
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """Compute this plan. At most one is outstanding; ``StepDone`` or ``StepFailed`` answers it."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Pass these tokens on to their clients: the sampled tokens of sequences still wanted."""
+
+    sampled: tuple[Sampled, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEnded:
+    """One choice is complete. The request's own ending follows when its last choice is."""
+
+    sequence: SequenceId
+    reason: EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The request is over and holds no block. Emitted exactly once for each submitted request."""
+
+    request_id: str
+    reason: EndReason
+    usage: Usage
+    phases: PhaseTimes
+    preemptions: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Load of this replica, sent after steps and on change; counters are since its start."""
+
+    waiting: int
+    running: int
+    blocks_free: int
+    blocks_total: int
+    blocks_cached: int
+    waiting_prefill_tokens: int
+    preemptions: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    prefill_tokens_per_s: float
+    step_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send ``Woken`` (replica) or ``Tick`` (fleet) at this time; replaces an earlier wish."""
+
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing is left on this replica after ``Draining``."""
+
+
+ReplicaEffect = RunStep | Emit | SequenceEnded | End | Report | WakeAt | Drained
+
+# --------------------------------------------------------------------------------- fleet: events
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A checked request for ``model`` arrived at the door."""
+
+    model: str
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The first or further tokens of a request reached its client's stream."""
+
+    request_id: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A replica ended a request."""
+
+    request_id: str
+    reason: EndReason
+    usage: Usage
+    phases: PhaseTimes
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLimits:
+    """What one replica can hold; a fact reported when it becomes ready."""
+
+    context_tokens_max: int
+    block_size: int
+    blocks_total: int
+    sequences_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReady:
+    """A replica has loaded its model and serves."""
+
+    replica_id: str
+    model: str
+    limits: ReplicaLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReported:
+    """A replica's own view of its load."""
+
+    replica_id: str
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLost:
+    """A replica's process ended or stopped answering."""
+
+    replica_id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class FleetDraining:
+    """Admit nothing more; end what runs."""
+
+    deadline_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A time asked for with ``WakeAt`` has come."""
+
+
+FleetEvent = (
+    Arrived | Cancelled | Progress | Ended | ReplicaReady | ReplicaReported | ReplicaLost
+    | FleetDraining | Tick
+)  # fmt: skip
+
+# -------------------------------------------------------------------------------- fleet: effects
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Submit the request to this replica. ``attempt`` counts from 1."""
+
+    request_id: str
+    replica_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Refuse the request, in the words a client can act on.
+
+    ``reason`` is a short code (``queue_full``, ``context_length_exceeded``, ``not_ready``,
+    ``draining``, ``queue_deadline``); ``measured`` and ``threshold`` are the numbers compared.
+    ``status`` is 400, 429 or 503. ``retry_after_s`` is ``None`` where retrying cannot help.
+    """
+
+    request_id: str
+    status: int
+    reason: str
+    measured: float
+    threshold: float
+    retry_after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Tell the replica to drop the request."""
+
+    request_id: str
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the request towards its client: its replica was lost and it cannot be dispatched again."""
+
+    request_id: str
+    reason: EndReason
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartReplica:
+    """Start (again) the process of this replica."""
+
+    replica_id: str
+
+
+FleetEffect = Dispatch | Reject | Abort | Fail | StartReplica | WakeAt

@@ -1,0 +1,82 @@
+"""Facts about one generation request, as the policy sees them.
+
+Text never enters here: a prompt is token ids, an ending is a reason from a closed set. Sampling
+parameters, stop strings and grammars belong to the runtime; the policy needs none of them.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class EndReason(StrEnum):
+    """Why a request, or one sequence of it, ended. Every accepted request gets exactly one."""
+
+    STOP = "stop"  # end-of-sequence token, stop string, stop token or completed grammar
+    LENGTH = "length"  # output_tokens_max or the context was reached
+    CANCELLED = "cancelled"  # the client left or asked to stop
+    EXPIRED = "expired"  # the queue deadline or the request's own deadline passed
+    FAILED = "failed"  # the step that held it failed, or its replica was lost
+    SHUTDOWN = "shutdown"  # the grace period of a drain ran out
+
+
+class Phase(StrEnum):
+    """Exclusive stages of a request's life; their durations sum to the whole."""
+
+    RETRIEVAL = "retrieval"
+    ADMISSION = "admission"
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+
+
+class SequenceId(NamedTuple):
+    """One choice of one request."""
+
+    request_id: str
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation asked for, checked and tokenised.
+
+    ``arrived_ns`` is the instant at which the first byte of the request was accepted, before
+    tokenising. ``ttft_due_ns`` and ``tpot_ns`` are the targets of its SLO class, ``None`` where it
+    has none. ``deadline_ns`` is the instant after which an answer is worthless to the caller. Tier 0
+    is the strictest.
+    """
+
+    id: str
+    arrived_ns: int
+    prompt: tuple[int, ...]
+    output_tokens_max: int
+    choices: int = 1
+    tier: int = 0
+    tenant: str = ""
+    slo_class: str = ""
+    ttft_due_ns: int | None = None
+    tpot_ns: int | None = None
+    deadline_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request. The prompt counts once, however many choices share it."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """Nanoseconds spent in each phase; the sum is the time from arrival to ending."""
+
+    retrieval_ns: int = 0
+    admission_ns: int = 0
+    queue_ns: int = 0
+    prefill_ns: int = 0
+    decode_ns: int = 0
+    preempted_ns: int = 0

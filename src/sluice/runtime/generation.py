@@ -1,0 +1,172 @@
+"""What a caller asks for and gets back, in text: the values between the HTTP server and the gateway.
+
+Values only. This module imports ``core`` alone, so that ``server`` can share it with the layers that
+serve the call without seeing any of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sluice.core.request import EndReason, PhaseTimes, Usage
+from sluice.core.sampling import Sampling
+
+JsonObject = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages to be rendered by the model's chat template, in OpenAI's message shape.
+
+    ``tool_choice`` is ``auto``, ``none``, ``required`` or the name of one tool in ``tools``.
+    ``template_options`` are passed to the template as variables (``chat_template_kwargs``).
+    """
+
+    messages: Sequence[JsonObject]
+    tools: Sequence[JsonObject] = ()
+    tool_choice: str = "auto"
+    template_options: JsonObject = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Raw text, tokenised with the model's special tokens recognised as text only."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids given by the caller."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """What the output must parse as. ``schema`` is set for ``json_schema`` only."""
+
+    kind: Literal["text", "json_object", "json_schema"] = "text"
+    schema: JsonObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request of a client, checked for shape, not yet tokenised.
+
+    ``arrived_ns`` is monotonic time at the first byte. ``output_tokens_max`` is ``None`` where the
+    client set none: the rest of the context applies. ``stop`` are strings that end the output and are
+    not part of it.
+    """
+
+    id: str
+    model: str
+    arrived_ns: int
+    prompt: ChatPrompt | TextPrompt | TokenPrompt
+    sampling: Sampling = field(default_factory=Sampling)
+    choices: int = 1
+    output_tokens_max: int | None = None
+    output_tokens_min: int = 0
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    ignore_end_token: bool = False
+    output_format: OutputFormat = field(default_factory=OutputFormat)
+    tenant: str = ""
+    slo_class: str = ""
+    deadline_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextLogprob:
+    """A token as text and bytes with its natural-log probability before temperature."""
+
+    text: str
+    utf8: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """One generated token with its log-probability and the best alternatives."""
+
+    sampled: TextLogprob
+    top: tuple[TextLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call. ``id`` and ``name`` are set in the first piece of each index only."""
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Text that became certain for one choice: valid UTF-8, nothing that could be a stop string.
+
+    ``tokens`` counts the generated tokens behind it, 0 where text was held back earlier.
+    ``logprobs`` has one entry per token where they were asked for.
+    """
+
+    choice: int
+    text: str
+    tokens: int
+    logprobs: tuple[TokenText, ...] = ()
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnded:
+    """One choice is complete. ``finish`` is OpenAI's finish_reason."""
+
+    choice: int
+    finish: Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The call is over; always the last piece, and exactly one.
+
+    ``reason`` is ``STOP`` or ``LENGTH`` where every choice completed. Any other reason means that the
+    answer is not whole; ``error`` then says why, in words for the client.
+    """
+
+    reason: EndReason
+    usage: Usage
+    phases: PhaseTimes
+    error: str = ""
+
+
+Piece = Delta | ChoiceEnded | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model as ``/v1/models`` lists it. ``created_s`` is Unix time."""
+
+    id: str
+    created_s: int
+    context_tokens_max: int
+    owned_by: str = "sluice"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """State of one replica as operators see it."""
+
+    id: str
+    model: str
+    state: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether requests can be served; ``reason`` says what is missing."""
+
+    ready: bool
+    reason: str
+    replicas: tuple[ReplicaStatus, ...] = ()

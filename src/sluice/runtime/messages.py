@@ -1,0 +1,102 @@
+"""What the gateway process and a replica process say to each other.
+
+Values only: framing and sockets live in ``cluster``, meaning lives in ``realtime`` (replica side) and
+``cluster.gateway``. Both ends run the same version of sluice, so there is no negotiation; a frame that
+does not decode ends the connection.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from sluice.core.events import Report, ReplicaLimits
+from sluice.core.request import EndReason, PhaseTimes, Request, Usage
+from sluice.core.sampling import Sampling
+from sluice.runtime.generation import Delta, OutputFormat
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRules:
+    """How the text of a request ends and what it must parse as."""
+
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    ignore_end_token: bool = False
+    tokens_min: int = 0
+    format: OutputFormat = field(default_factory=OutputFormat)
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Generate this. Choice ``i`` samples with ``sampling.seed + i`` where a seed is given."""
+
+    request: Request
+    sampling: Sampling
+    output: OutputRules
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Drop the request; no answer is expected beyond its ``RequestEnded``."""
+
+    request_id: str
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Nothing more will be submitted. Finish by ``deadline_ns``, then end what is left and exit."""
+
+    deadline_ns: int
+
+
+ToReplica = Submit | Cancel | Drain
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The model is loaded. Memory in bytes, ``load_ns`` from process start to ready."""
+
+    limits: ReplicaLimits
+    kv_bytes: int
+    load_ns: int
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The model cannot be served by this process, and trying again cannot help."""
+
+    error: str
+
+
+class Text(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """New text of one choice. ``delta.tool_calls`` is always empty here."""
+
+    request_id: str
+    delta: Delta
+
+
+class ChoiceDone(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One choice is complete."""
+
+    request_id: str
+    choice: int
+    reason: EndReason
+
+
+class RequestEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The request holds nothing any more. Exactly one for each ``Submit``."""
+
+    request_id: str
+    reason: EndReason
+    usage: Usage
+    phases: PhaseTimes
+    preemptions: int
+    error: str
+
+
+class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The replica's own view of its load."""
+
+    report: Report
+
+
+class DrainDone(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Everything has ended; the process exits."""
+
+
+FromReplica = Ready | LoadFailed | Text | ChoiceDone | RequestEnded | Load | DrainDone

@@ -1,0 +1,291 @@
+"""The live driver of one replica: a plain loop on one thread, in a process of its own.
+
+It turns messages and finished steps into events, hands them to ``Replica.handle`` and performs the
+effects: steps on the executor, text and endings on the channel. It decides nothing about order,
+memory or endings. Between two steps everything that has arrived is handed over first, so that the
+next plan knows it.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, assert_never
+
+from sluice.core.events import (
+    Cancelled,
+    Drained,
+    Draining,
+    Emit,
+    End,
+    ReplicaEffect,
+    ReplicaEvent,
+    Report,
+    RunStep,
+    SequenceEnded,
+    StepDone,
+    StepFailed,
+    Submitted,
+    WakeAt,
+    Woken,
+)
+from sluice.core.replica import Replica
+from sluice.core.request import EndReason, SequenceId
+from sluice.core.sampling import SampledLogprobs
+from sluice.core.step import Plan, Sampled, StopReason
+from sluice.executors.base import StepError, StepExecutor, TokenMask
+from sluice.runtime.generation import Delta
+from sluice.runtime.messages import (
+    Cancel,
+    ChoiceDone,
+    Drain,
+    DrainDone,
+    FromReplica,
+    Load,
+    OutputRules,
+    RequestEnded,
+    Submit,
+    Text,
+    ToReplica,
+)
+
+_log = logging.getLogger(__name__)
+
+# With nothing to do the loop still looks up this often, so that no wait is without an end.
+_IDLE_WAIT_S = 30.0
+
+
+class Channel(Protocol):
+    """The gateway, as a replica sees it."""
+
+    def receive(self, wait_s: float | None) -> Sequence[ToReplica]:
+        """Return what has come, waiting up to ``wait_s`` for the first."""
+        ...
+
+    def send(self, messages: Sequence[FromReplica]) -> None:
+        """Send messages in order."""
+        ...
+
+
+class Output(Protocol):
+    """The text of one sequence as its tokens come."""
+
+    @property
+    def mask(self) -> TokenMask | None:
+        """What may come next, where the output must parse as something."""
+        ...
+
+    def push(
+        self, token: int, logprobs: SampledLogprobs | None
+    ) -> tuple[Delta | None, StopReason | None]:
+        """Take a token; give the text that became certain and whether the output must stop."""
+        ...
+
+    def finish(self) -> Delta | None:
+        """Give the text that was held back, once nothing more comes."""
+        ...
+
+
+class Outputs(Protocol):
+    """Makes ``Output`` objects for one model."""
+
+    def open(self, rules: OutputRules, choice: int) -> Output:
+        """Start the text of one sequence. Raises ``RequestError`` for rules that cannot be kept."""
+        ...
+
+
+Recorder = Callable[[ReplicaEvent, int, Sequence[ReplicaEffect]], None]
+
+
+class ReplicaDriver:
+    """Runs one replica until its channel closes or it is drained.
+
+    ``clock`` gives monotonic nanoseconds. ``record`` sees every event with its time and effects.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        executor: StepExecutor,
+        outputs: Outputs,
+        channel: Channel,
+        clock: Callable[[], int],
+        record: Recorder,
+    ) -> None:
+        self._replica = replica
+        self._executor = executor
+        self._outputs = outputs
+        self._channel = channel
+        self._clock = clock
+        self._record = record
+        self._plan: Plan | None = None
+        self._wake_at_ns: int | None = None
+        self._drained = False
+        self._open: dict[SequenceId, Output] = {}
+        self._choices: dict[str, int] = {}
+        self._certain: dict[SequenceId, Delta] = {}
+        self._broken: dict[str, str] = {}
+        self._outgoing: list[FromReplica] = []
+        self._report: Report | None = None
+
+    def run(self) -> None:
+        """Serve until drained. Raises what the channel raises when the gateway is gone."""
+        while not self._drained:
+            self._take(self._channel.receive(self._wait_s()))
+            if self._plan is not None:
+                self._step(self._plan)
+            elif self._wake_at_ns is not None and self._clock() >= self._wake_at_ns:
+                self._wake_at_ns = None
+                self._handle(Woken())
+            self._flush()
+
+    def _wait_s(self) -> float:
+        if self._plan is not None:
+            return 0.0
+        if self._wake_at_ns is None:
+            return _IDLE_WAIT_S
+        return min(_IDLE_WAIT_S, max(0, self._wake_at_ns - self._clock()) / 1e9)
+
+    # ------------------------------------------------------------------------------------ inward
+
+    def _take(self, messages: Sequence[ToReplica]) -> None:
+        for message in messages:
+            match message:
+                case Submit():
+                    self._submit(message)
+                case Cancel():
+                    self._handle(Cancelled(message.request_id))
+                case Drain():
+                    self._handle(Draining(message.deadline_ns))
+                case _:
+                    assert_never(message)
+
+    def _submit(self, message: Submit) -> None:
+        request = message.request
+        self._choices[request.id] = request.choices
+        try:
+            for choice in range(request.choices):
+                self._open_sequence(message, SequenceId(request.id, choice))
+        except Exception as error:  # boundary: one request; the others must not notice
+            _log.exception("request %s could not be set up", request.id)
+            self._broken[request.id] = f"the request could not be set up: {error}"
+        self._handle(Submitted(request))
+        if request.id in self._broken:
+            self._handle(Cancelled(request.id))
+
+    def _open_sequence(self, message: Submit, sequence: SequenceId) -> None:
+        sampling = message.sampling
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=sampling.seed + sequence.choice)
+        output = self._outputs.open(message.output, sequence.choice)
+        self._executor.open_sequence(sequence, sampling, message.request.prompt, output.mask)
+        self._open[sequence] = output
+
+    def _step(self, plan: Plan) -> None:
+        self._plan = None
+        self._flush()
+        try:
+            outcome = self._executor.run(plan)
+        except StepError as error:
+            _log.error("step %d failed: %s", plan.step, error)
+            self._take(self._channel.receive(0.0))
+            self._handle(StepFailed(plan.step, error.blamed, str(error)))
+            return
+        looked = self._look(outcome.sampled, outcome.logprobs)
+        self._take(self._channel.receive(0.0))
+        self._handle(StepDone(plan.step, looked, outcome.duration_ns))
+        for request_id in [broken for broken in self._broken if broken in self._choices]:
+            self._handle(Cancelled(request_id))
+
+    def _look(
+        self, sampled: tuple[Sampled, ...], logprobs: Mapping[SequenceId, SampledLogprobs]
+    ) -> tuple[Sampled, ...]:
+        """Look at the text of each token: what can be sent, and whether its sequence must stop."""
+        looked = []
+        for token in sampled:
+            output = self._open.get(token.sequence)
+            if output is None:
+                looked.append(token)
+                continue
+            try:
+                delta, stop = output.push(token.token, logprobs.get(token.sequence))
+            except Exception as error:  # boundary: one request; the others must not notice
+                _log.exception("output of %s failed", token.sequence.request_id)
+                self._broken[token.sequence.request_id] = f"the output failed: {error}"
+                delta, stop = None, None
+            if delta is not None:
+                self._certain[token.sequence] = delta
+            looked.append(token if stop is None else Sampled(token.sequence, token.token, stop))
+        return tuple(looked)
+
+    def _handle(self, event: ReplicaEvent) -> None:
+        now_ns = self._clock()
+        effects = self._replica.handle(event, now_ns)
+        self._record(event, now_ns, effects)
+        for effect in effects:
+            self._perform(effect)
+
+    # ----------------------------------------------------------------------------------- outward
+
+    def _perform(self, effect: ReplicaEffect) -> None:
+        match effect:
+            case RunStep():
+                self._plan = effect.plan
+            case Emit():
+                self._emit(effect.sampled)
+            case SequenceEnded():
+                self._end_sequence(effect)
+            case End():
+                self._end(effect)
+            case Report():
+                self._report = effect
+            case WakeAt():
+                self._wake_at_ns = effect.at_ns
+            case Drained():
+                self._drained = True
+                self._outgoing.append(DrainDone())
+            case _:
+                assert_never(effect)
+
+    def _emit(self, sampled: tuple[Sampled, ...]) -> None:
+        for token in sampled:
+            delta = self._certain.pop(token.sequence, None)
+            if delta is not None:
+                self._outgoing.append(Text(token.sequence.request_id, delta))
+
+    def _end_sequence(self, effect: SequenceEnded) -> None:
+        sequence = effect.sequence
+        output = self._open.pop(sequence, None)
+        self._executor.end_sequence(sequence)
+        self._certain.pop(sequence, None)
+        if output is not None and effect.reason in (EndReason.STOP, EndReason.LENGTH):
+            rest = output.finish()
+            if rest is not None:
+                self._outgoing.append(Text(sequence.request_id, rest))
+        self._outgoing.append(ChoiceDone(sequence.request_id, sequence.choice, effect.reason))
+
+    def _end(self, effect: End) -> None:
+        request_id = effect.request_id
+        for choice in range(self._choices.pop(request_id, 0)):
+            sequence = SequenceId(request_id, choice)
+            self._executor.end_sequence(sequence)
+            self._open.pop(sequence, None)
+            self._certain.pop(sequence, None)
+        broken = self._broken.pop(request_id, None)
+        self._outgoing.append(
+            RequestEnded(
+                request_id,
+                effect.reason if broken is None else EndReason.FAILED,
+                effect.usage,
+                effect.phases,
+                effect.preemptions,
+                effect.error if broken is None else broken,
+            )
+        )
+
+    def _flush(self) -> None:
+        if self._report is not None:
+            self._outgoing.append(Load(self._report))
+            self._report = None
+        if self._outgoing:
+            outgoing, self._outgoing = self._outgoing, []
+            self._channel.send(outgoing)

@@ -1,0 +1,120 @@
+"""Pieces of one call on their way from the gateway to the client.
+
+A stream never refuses a piece and never blocks the one who puts it: where the reader is behind, text
+deltas of the same choice are joined, so what waits is bounded by the choices, and its text by the
+call's output limit. How long a reader may be behind is the server's decision.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from sluice.runtime.generation import Delta, Finished, Piece
+
+# More pieces than this waiting means that the reader is behind and deltas are joined. A reader that
+# keeps up has one or two waiting, so its chunks stay one token each.
+PENDING_PIECES_MAX = 32
+
+
+class PieceStream:
+    """One call's answer. Iterating gives its pieces, the last of them ``Finished``.
+
+    One reader, in the event loop that puts. ``on_cancel`` is called once, by the first ``cancel``
+    before the end.
+    """
+
+    def __init__(self, model: str, on_cancel: Callable[[], None]) -> None:
+        self._model = model
+        self._replica = ""
+        self._on_cancel = on_cancel
+        self._pending: deque[Piece] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._refusal: Exception | None = None
+        self._over = False
+
+    @property
+    def model(self) -> str:
+        """Name of the model that answers."""
+        return self._model
+
+    @property
+    def replica(self) -> str:
+        """Id of the replica that answers, empty until the call is dispatched."""
+        return self._replica
+
+    def dispatched(self, replica_id: str) -> None:
+        """Note which replica answers."""
+        self._replica = replica_id
+
+    def put(self, piece: Piece) -> None:
+        """Add a piece. Pieces after ``Finished`` are dropped."""
+        if self._over:
+            return
+        self._pending.append(piece)
+        if isinstance(piece, Finished):
+            self._over = True
+        elif len(self._pending) > PENDING_PIECES_MAX:
+            self._pending = _joined(self._pending)
+        self._wake()
+
+    def refuse(self, error: Exception) -> None:
+        """End the call by an error that its reader gets instead of a further piece."""
+        if not self._over:
+            self._over = True
+            self._refusal = error
+            self._wake()
+
+    def cancel(self) -> None:
+        """The reader wants no more. Safe at any time and more than once."""
+        if not self._over:
+            self._over = True
+            self._pending.clear()
+            self._wake()
+            self._on_cancel()
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        """Iterate over the pieces; one reader only."""
+        return self
+
+    async def __anext__(self) -> Piece:
+        """Wait for the next piece. Raises what ``refuse`` was given, once no piece is left."""
+        while not self._pending:
+            if self._refusal is not None:
+                raise self._refusal
+            if self._over:
+                raise StopAsyncIteration
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        return self._pending.popleft()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+def _joined(pieces: deque[Piece]) -> deque[Piece]:
+    """Join the deltas of each choice; the order within a choice stays."""
+    joined: deque[Piece] = deque()
+    place: dict[int, int] = {}
+    for piece in pieces:
+        if not isinstance(piece, Delta):
+            joined.append(piece)
+            continue
+        at = place.get(piece.choice)
+        if at is None:
+            place[piece.choice] = len(joined)
+            joined.append(piece)
+            continue
+        earlier = joined[at]
+        assert isinstance(earlier, Delta)
+        joined[at] = Delta(
+            choice=piece.choice,
+            text=earlier.text + piece.text,
+            tokens=earlier.tokens + piece.tokens,
+            logprobs=earlier.logprobs + piece.logprobs,
+            tool_calls=earlier.tool_calls + piece.tool_calls,
+        )
+    return joined

@@ -1,0 +1,54 @@
+"""All that the HTTP server knows about the rest of sluice: one protocol, declared by its consumer."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from sluice.runtime.generation import Call, ModelCard, Piece, Readiness
+
+
+class Generation(Protocol):
+    """An admitted call. Iterating gives pieces in order, the last one ``Finished``."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model that answers, which may differ from the one asked for."""
+        ...
+
+    @property
+    def replica(self) -> str:
+        """Id of the replica that answers."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Piece]: ...
+
+    def cancel(self) -> None:
+        """The client left: free everything the call holds. Safe at any time and more than once."""
+        ...
+
+
+class Gateway(Protocol):
+    """Serves calls."""
+
+    async def generate(self, call: Call) -> Generation:
+        """Admit a call.
+
+        Returns once it is admitted, before its first token. Raises ``RequestError`` where it cannot
+        be served as asked and ``Overloaded`` where admission refuses it.
+        """
+        ...
+
+    def models(self) -> Sequence[ModelCard]:
+        """The models that clients can ask for."""
+        ...
+
+    def readiness(self) -> Readiness:
+        """Whether calls can be served at this moment."""
+        ...
+
+    def metrics(self) -> tuple[bytes, str]:
+        """Prometheus exposition of all metrics, and its content type."""
+        ...
+
+    def refused(self, model: str, code: str) -> None:
+        """Count a request that the server refused before it became a call."""
+        ...
