@@ -44,7 +44,11 @@ class ReplicaProcess:
     """
 
     def __init__(
-        self, replica_id: str, command: Sequence[str], listener: ReplicaListener, silence_s_max: float
+        self,
+        replica_id: str,
+        command: Sequence[str],
+        listener: ReplicaListener,
+        silence_s_max: float,
     ) -> None:
         self.replica_id = replica_id
         self._command = tuple(command)

@@ -1,0 +1,1 @@
+"""What should happen, given what is known and the time: pure decisions over values."""

@@ -7,7 +7,8 @@ SluiceError
 │   ├── Unauthorized        no key, or a wrong one                         401
 │   ├── Forbidden           a right key without the permission             403
 │   ├── ModelNotFound       no such model                                  404
-│   └── BodyTooLarge        body over the configured limit                 413
+│   ├── BodyTooLarge        body over the configured limit                 413
+│   └── BodyTooSlow         body not complete within its deadline          408
 ├── Overloaded              refused by admission                           429 or 503
 ├── ExecutorError           the engine failed                              502 or 504
 │   └── ReplicaGone         the replica of the request was lost            502
@@ -75,6 +76,13 @@ class BodyTooLarge(RequestError):
 
     status = 413
     code = "body_too_large"
+
+
+class BodyTooSlow(RequestError):
+    """The request body was not complete within its deadline."""
+
+    status = 408
+    code = "body_too_slow"
 
 
 class Overloaded(SluiceError):

@@ -216,12 +216,31 @@ FleetEvent = (
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaScore:
+    """How one replica was judged for one request; the lowest ``score`` among those that fit wins.
+
+    ``uncached_tokens`` is the prefill that stands before the request's first token there, its own
+    included. ``kv_fits`` is false where the KV pool is predicted to be short.
+    """
+
+    replica_id: str
+    score: float
+    uncached_tokens: int
+    places: int
+    kv_fits: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Submit the request to this replica. ``attempt`` counts from 1."""
+    """Submit the request to this replica. ``attempt`` counts from 1.
+
+    ``scores`` are the replicas that were compared, best first.
+    """
 
     request_id: str
     replica_id: str
     attempt: int
+    scores: tuple[ReplicaScore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

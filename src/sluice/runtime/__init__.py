@@ -1,0 +1,1 @@
+"""Drivers, text and streams: what turns decisions into effects on one machine."""

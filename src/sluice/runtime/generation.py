@@ -118,12 +118,15 @@ class Delta:
     tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
+Finish = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
 @dataclass(frozen=True, slots=True)
 class ChoiceEnded:
     """One choice is complete. ``finish`` is OpenAI's finish_reason."""
 
     choice: int
-    finish: Literal["stop", "length", "tool_calls", "content_filter"]
+    finish: Finish
 
 
 @dataclass(frozen=True, slots=True)

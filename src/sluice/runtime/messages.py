@@ -5,33 +5,22 @@ Values only: framing and sockets live in ``cluster``, meaning lives in ``realtim
 does not decode ends the connection.
 """
 
-from dataclasses import dataclass, field
-
 import msgspec
 
-from sluice.core.events import Report, ReplicaLimits
+from sluice.core.events import ReplicaLimits, Report
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.core.sampling import Sampling
-from sluice.runtime.generation import Delta, OutputFormat
-
-
-@dataclass(frozen=True, slots=True)
-class OutputRules:
-    """How the text of a request ends and what it must parse as."""
-
-    stop: tuple[str, ...] = ()
-    stop_tokens: tuple[int, ...] = ()
-    ignore_end_token: bool = False
-    tokens_min: int = 0
-    format: OutputFormat = field(default_factory=OutputFormat)
+from sluice.runtime.generation import Delta
+from sluice.runtime.output import OutputRules
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Generate this. Choice ``i`` samples with ``sampling.seed + i`` where a seed is given."""
+    """Generate this. ``grammar`` holds the output of each choice to a format."""
 
     request: Request
     sampling: Sampling
-    output: OutputRules
+    rules: OutputRules
+    grammar: str | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -50,10 +39,9 @@ ToReplica = Submit | Cancel | Drain
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The model is loaded. Memory in bytes, ``load_ns`` from process start to ready."""
+    """The model is loaded, ``load_ns`` after the process began."""
 
     limits: ReplicaLimits
-    kv_bytes: int
     load_ns: int
 
 

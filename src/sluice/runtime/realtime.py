@@ -8,7 +8,6 @@ next plan knows it.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol, assert_never
 
 from sluice.core.events import (
@@ -31,7 +30,7 @@ from sluice.core.events import (
 from sluice.core.replica import Replica
 from sluice.core.request import EndReason, SequenceId
 from sluice.core.sampling import SampledLogprobs
-from sluice.core.step import Plan, Sampled, StopReason
+from sluice.core.step import Plan, Sampled
 from sluice.executors.base import StepError, StepExecutor, TokenMask
 from sluice.runtime.generation import Delta
 from sluice.runtime.messages import (
@@ -41,12 +40,12 @@ from sluice.runtime.messages import (
     DrainDone,
     FromReplica,
     Load,
-    OutputRules,
     RequestEnded,
     Submit,
     Text,
     ToReplica,
 )
+from sluice.runtime.output import OutputRules, SequenceOutput
 
 _log = logging.getLogger(__name__)
 
@@ -66,30 +65,16 @@ class Channel(Protocol):
         ...
 
 
-class Output(Protocol):
-    """The text of one sequence as its tokens come."""
-
-    @property
-    def mask(self) -> TokenMask | None:
-        """What may come next, where the output must parse as something."""
-        ...
-
-    def push(
-        self, token: int, logprobs: SampledLogprobs | None
-    ) -> tuple[Delta | None, StopReason | None]:
-        """Take a token; give the text that became certain and whether the output must stop."""
-        ...
-
-    def finish(self) -> Delta | None:
-        """Give the text that was held back, once nothing more comes."""
-        ...
-
-
 class Outputs(Protocol):
-    """Makes ``Output`` objects for one model."""
+    """Makes the text side of sequences for one model."""
 
-    def open(self, rules: OutputRules, choice: int) -> Output:
-        """Start the text of one sequence. Raises ``RequestError`` for rules that cannot be kept."""
+    def open(
+        self, choice: int, rules: OutputRules, grammar: str | None
+    ) -> tuple[SequenceOutput, TokenMask | None]:
+        """Start the text of one sequence, and the mask of its grammar where it has one.
+
+        Raises ``RequestError`` for a grammar that cannot be followed.
+        """
         ...
 
 
@@ -120,7 +105,7 @@ class ReplicaDriver:
         self._plan: Plan | None = None
         self._wake_at_ns: int | None = None
         self._drained = False
-        self._open: dict[SequenceId, Output] = {}
+        self._open: dict[SequenceId, SequenceOutput] = {}
         self._choices: dict[str, int] = {}
         self._certain: dict[SequenceId, Delta] = {}
         self._broken: dict[str, str] = {}
@@ -173,11 +158,8 @@ class ReplicaDriver:
             self._handle(Cancelled(request.id))
 
     def _open_sequence(self, message: Submit, sequence: SequenceId) -> None:
-        sampling = message.sampling
-        if sampling.seed is not None:
-            sampling = replace(sampling, seed=sampling.seed + sequence.choice)
-        output = self._outputs.open(message.output, sequence.choice)
-        self._executor.open_sequence(sequence, sampling, message.request.prompt, output.mask)
+        output, mask = self._outputs.open(sequence.choice, message.rules, message.grammar)
+        self._executor.open_sequence(sequence, message.sampling, message.request.prompt, mask)
         self._open[sequence] = output
 
     def _step(self, plan: Plan) -> None:

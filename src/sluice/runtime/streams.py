@@ -64,6 +64,11 @@ class PieceStream:
             self._refusal = error
             self._wake()
 
+    def raise_refusal(self) -> None:
+        """Raise what ``refuse`` was given, if it was called."""
+        if self._refusal is not None:
+            raise self._refusal
+
     def cancel(self) -> None:
         """The reader wants no more. Safe at any time and more than once."""
         if not self._over:
@@ -79,8 +84,7 @@ class PieceStream:
     async def __anext__(self) -> Piece:
         """Wait for the next piece. Raises what ``refuse`` was given, once no piece is left."""
         while not self._pending:
-            if self._refusal is not None:
-                raise self._refusal
+            self.raise_refusal()
             if self._over:
                 raise StopAsyncIteration
             self._waiting = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""All that the HTTP server knows about the rest of sluice: one protocol, declared by its consumer."""
+"""All that the HTTP server knows about the rest of sluice: protocols declared by their consumer."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol

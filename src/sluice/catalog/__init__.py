@@ -1,0 +1,1 @@
+"""Models by name: where they are fetched from, how they are verified and kept."""

@@ -1,0 +1,1 @@
+"""The ``sluice`` command: one module per subcommand, each parsing, one call, printing."""

@@ -1,0 +1,92 @@
+"""The ``sluice`` command: which subcommands there are, and how errors become exit codes.
+
+Exit codes: 0 done, 1 a finding or a failure, 2 bad input. A subcommand's module is imported when it
+is called, so that ``sluice --help`` and short commands start at once. Each module has a
+``command``, parses, makes one call and prints.
+"""
+
+import importlib
+import sys
+
+import click
+
+from sluice import __version__
+from sluice.core.errors import ConfigError, ModelLoadError, RequestError, SluiceError
+
+# Module and one line of help; in the order of the help page.
+COMMANDS = {
+    "serve": ("sluice.cli.serve", "Serve models behind the OpenAI API."),
+    "models": ("sluice.cli.models", "List, fetch and remove models."),
+    "config": ("sluice.cli.config", "Check settings, explain them, print the defaults."),
+    "trace": ("sluice.cli.trace", "One request's life, phase by phase."),
+}
+
+_EXAMPLES = """\b
+Examples:
+  sluice serve
+  sluice serve smollm2-135m-instruct --listen 127.0.0.1:9000
+  sluice serve -c sluice.toml --set journal.keep=2h
+  sluice models list
+  sluice config check -c sluice.toml
+"""
+
+
+class _Commands(click.Group):
+    """Subcommands by name, imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command = module.command
+        assert isinstance(command, click.Command)  # noqa: S101 - a bug in our table
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=_Commands,
+    epilog=_EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name="sluice")
+def root() -> None:
+    """Keep LLM serving inside its latency targets."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and leave the process with its exit code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code. Errors go to standard error, in words."""
+    try:
+        code = root.main(args=arguments, prog_name="sluice", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left, as `head` does; writing to it again would only repeat that.
+        sys.stdout = None
+        return 0
+    except SluiceError as error:
+        click.echo(in_words(error), err=True)
+        return 2 if isinstance(error, ConfigError | ModelLoadError | RequestError) else 1
+    return code if isinstance(code, int) else 0
+
+
+def in_words(error: SluiceError) -> str:
+    """The error as the terminal shows it; of settings, each problem on its own line."""
+    if isinstance(error, ConfigError) and len(error.problems) > 1:
+        lines = (f"  {problem}" for problem in error.problems)
+        return "\n".join((f"sluice: {len(error.problems)} problems in the settings:", *lines))
+    return f"sluice: {error}"

@@ -1,0 +1,250 @@
+"""``sluice trace``: one request's life, phase by phase.
+
+Printing only: what is known about a request is put together in ``telemetry/life``.
+"""
+
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sluice.cli.options import json_option, load, print_json, settings_options
+from sluice.config.sources import Override
+from sluice.telemetry.journal import JournalReader
+from sluice.telemetry.life import Decision, Life, StepShare, find_life, nearest_ids
+
+_BAR_WIDTH = 40
+_PIPE_WIDTH = 160
+_STYLES = {
+    "retrieval": "magenta",
+    "admission": "cyan",
+    "queue": "yellow",
+    "prefill": "blue",
+    "decode": "green",
+    "preempted": "red",
+}
+
+_EXAMPLES = """\b
+Examples:
+  sluice trace chatcmpl-4f0c2a
+  sluice trace chatcmpl-4f0c2a --journal /var/lib/sluice/journal --json
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("request_id", metavar="ID")
+@click.option(
+    "--journal",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the journal. Default: the one in the settings.",
+)
+@settings_options
+@json_option
+def command(
+    request_id: str,
+    folder: Path | None,
+    config: Path | None,
+    overrides: Sequence[Override],
+    as_json: bool,
+) -> None:
+    """Show the life of the request ID (the answer's x-request-id header) phase by phase: what was
+    decided and why, what was computed beside it, and how it ended."""
+    if folder is None:
+        folder = load(config, overrides).settings.journal.dir
+    reader = JournalReader(folder)
+    life = find_life(reader, request_id)
+    for problem in reader.problems:
+        click.echo(f"sluice: {problem}", err=True)
+    if life is None:
+        raise click.ClickException(_unknown(folder, request_id))
+    if as_json:
+        print_json(document(life))
+    else:
+        show(life, Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH))
+
+
+def document(life: Life) -> dict[str, Any]:
+    """A life as plain values for JSON."""
+    made: dict[str, Any] = msgspec.to_builtins(asdict(life))
+    return made
+
+
+def _unknown(folder: Path, request_id: str) -> str:
+    near, latest = nearest_ids(JournalReader(folder), request_id)
+    words = f"the journal in {folder} has no request '{request_id}'."
+    if near:
+        return f"{words} Ids like it: {', '.join(near)}."
+    if latest:
+        return f"{words} The latest are: {', '.join(latest)}."
+    return f"{words} It has no requests at all; is this the folder that the server writes to?"
+
+
+# ---------------------------------------------------------------------------------- for people
+
+
+def show(life: Life, console: Console) -> None:
+    """Print a life as a waterfall with the facts behind it."""
+    arrived = datetime.fromtimestamp(life.arrived_wall_ns / 1e9, tz=UTC)
+    console.print(Text(f"{life.id}  {life.model}", style="bold"))
+    console.print(Text(f"arrived {arrived.isoformat(timespec='milliseconds')}; {_asked(life)}"))
+    if life.earlier:
+        console.print(Text(f"{life.earlier} earlier requests with this id are in the journal"))
+    for decision in life.decisions:
+        console.print(Text(_decided(decision)))
+    if life.phases:
+        console.print(_waterfall(life))
+    if life.steps:
+        console.print(_steps(life.steps))
+    console.print(Text(_ended(life)))
+
+
+def _asked(life: Life) -> str:
+    parts = [f"{life.prompt_tokens} prompt tokens, at most {life.output_tokens_max} more"]
+    if life.choices > 1:
+        parts.append(f"{life.choices} choices")
+    if life.tenant:
+        parts.append(f"tenant {life.tenant}")
+    if life.slo_class:
+        parts.append(f"class {life.slo_class}")
+    parts.append(f"tier {life.tier}")
+    parts.append(f"read and tokenised in {_time(life.read_ns)}")
+    return ", ".join(parts)
+
+
+def _decided(decision: Decision) -> str:
+    at = f"+{_time(decision.at_ns)}"
+    if decision.reason:
+        retry = decision.retry_after_s
+        again = "" if retry is None else f"; retry after {retry:.1f} s"
+        return (
+            f"{at} refused with {decision.status} {decision.reason}: measured "
+            f"{decision.measured:g}, limit {decision.threshold:g}{again}"
+        )
+    text = f"{at} dispatched to {decision.replica} (attempt {decision.attempt})"
+    scores = [
+        f"{score.replica} {score.score:g} ({score.uncached_tokens} uncached tokens, "
+        f"{score.places} places{'' if score.kv_fits else ', KV short'})"
+        for score in decision.scores
+    ]
+    return f"{text}; scores, lowest wins: {', '.join(scores)}" if len(scores) > 1 else text
+
+
+def _waterfall(life: Life) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("phase")
+    table.add_column("start", justify="right")
+    table.add_column("time", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("")
+    whole_ns = max(1, sum(span.duration_ns for span in life.phases))
+    for span in life.phases:
+        before = round(span.start_ns / whole_ns * _BAR_WIDTH)
+        until = round((span.start_ns + span.duration_ns) / whole_ns * _BAR_WIDTH)
+        bar = Text(" " * before + "█" * max(1, until - before), style=_STYLES[span.phase])
+        share = f"{100 * span.duration_ns / whole_ns:.1f} %"
+        table.add_row(span.phase, _time(span.start_ns), _time(span.duration_ns), share, bar)
+    return table
+
+
+def _steps(steps: Sequence[StepShare]) -> Table:
+    """A row for each prefill chunk and each stretch of decode steps between them."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("at", "replica", "computed", "beside it", "step time", "predicted", "free"):
+        table.add_column(title, justify="left" if title in ("replica", "computed") else "right")
+    for stretch in _stretches(steps):
+        table.add_row(*(Text(cell) for cell in _stretch_row(stretch)))
+    return table
+
+
+def _stretches(steps: Sequence[StepShare]) -> list[list[StepShare]]:
+    stretches: list[list[StepShare]] = []
+    for share in steps:
+        last = stretches[-1][-1] if stretches else None
+        is_plain = not share.prefill_tokens and not share.error
+        if (
+            last is not None
+            and is_plain
+            and not last.prefill_tokens
+            and not last.error
+            and last.replica == share.replica
+        ):
+            stretches[-1].append(share)
+        else:
+            stretches.append([share])
+    return stretches
+
+
+def _stretch_row(stretch: Sequence[StepShare]) -> tuple[str, ...]:
+    first, last = stretch[0], stretch[-1]
+    beside_rows = [share.beside_decode_rows for share in stretch]
+    beside_tokens = [share.beside_prefill_tokens for share in stretch]
+    times = [share.measured_ns for share in stretch]
+    if first.error:
+        computed = f"failed: {first.error}"
+    elif first.prefill_tokens:
+        computed = f"prompt {first.past_tokens}–{first.past_tokens + first.prefill_tokens}"
+    else:
+        rows = sum(share.decode_rows for share in stretch)
+        computed = f"{rows} tokens in {len(stretch)} steps"
+    median = _time(round(statistics.median(times)))
+    return (
+        _time(first.at_ns),
+        first.replica,
+        computed,
+        f"{_range(beside_rows)} rows, {_range(beside_tokens)} prompt tokens",
+        median if len(stretch) == 1 else f"{median}, at most {_time(max(times))}",
+        _time(round(statistics.median(share.predicted_ns for share in stretch))),
+        f"{last.blocks_free} blocks",
+    )
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low}–{high}"
+
+
+def _ended(life: Life) -> str:
+    first = "no token was sent"
+    if life.ttft_ns is not None:
+        first = f"first token after {_time(life.ttft_ns)}"
+    ending = life.ending
+    if ending is None:
+        refused = any(decision.reason for decision in life.decisions)
+        return (
+            "refused"
+            if refused
+            else f"{first}; the journal has no ending: it still runs, or was cut off"
+        )
+    counts = f"{ending.prompt_tokens} prompt tokens ({ending.cached_tokens} cached)"
+    parts = [
+        first,
+        f"ended with {ending.reason} after {_time(ending.at_ns)}",
+        f"{counts}, {ending.completion_tokens} generated",
+    ]
+    if ending.tpot_ns is not None:
+        parts.append(f"{_time(ending.tpot_ns)} per token")
+    if ending.preemptions:
+        parts.append(f"preempted {ending.preemptions} times")
+    if ending.attempts > 1:
+        parts.append(f"{ending.attempts} attempts")
+    if ending.error:
+        parts.append(ending.error)
+    return "; ".join(parts)
+
+
+def _time(duration_ns: int) -> str:
+    if abs(duration_ns) < 1_000_000:
+        return f"{duration_ns / 1e3:.0f} µs"
+    if abs(duration_ns) < 1_000_000_000:
+        return f"{duration_ns / 1e6:.1f} ms"
+    return f"{duration_ns / 1e9:.2f} s"

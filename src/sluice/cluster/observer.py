@@ -1,0 +1,215 @@
+"""What the gateway tells metrics and journal about calls and replicas.
+
+One place turns what happens to a call into measurements, so that a metric and the journal cannot
+disagree: TTFT, the gaps between chunks and TPOT are taken here, from the call's arrival, at the
+moment its text is handed to its stream. Nothing is decided here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sluice.core.events import Dispatch, Reject, ReplicaLimits, Report
+from sluice.core.fleet import PoolView
+from sluice.core.request import Request
+from sluice.runtime import messages
+from sluice.runtime.generation import Delta
+from sluice.telemetry import records
+from sluice.telemetry.journal import JournalWriter
+from sluice.telemetry.metrics import Metrics
+
+
+@dataclass(slots=True)
+class _Timing:
+    """Times of one call's text. TPOT is over the whole call: it is undefined for one chunk."""
+
+    model: str
+    replica: str = ""
+    attempts: int = 0
+    first_ns: int | None = None
+    last_ns: int = 0
+    first_tokens: int = 0
+    tokens: int = 0
+    counted: int = 0
+    choice_ns: dict[int, int] = field(default_factory=dict)
+
+    def tpot_ns(self, choices: int) -> int | None:
+        """(last - first) / (N - tokens in the first chunk), per choice; ``None`` if undefined."""
+        later = self.tokens - self.first_tokens
+        if self.first_ns is None or later <= 0:
+            return None
+        return (self.last_ns - self.first_ns) * choices // later
+
+
+class Observer:
+    """Measures calls. ``journal`` is ``None`` where none is kept."""
+
+    def __init__(
+        self, metrics: Metrics, journal: JournalWriter | None, clock: Callable[[], int]
+    ) -> None:
+        self._metrics = metrics
+        self._journal = journal
+        self._clock = clock
+        self._timings: dict[str, _Timing] = {}
+        self._incarnations: dict[str, int] = {}
+
+    # ------------------------------------------------------------------------------------- calls
+
+    def arrived(self, model: str, request: Request) -> None:
+        """A call was read, checked and tokenised."""
+        self._timings[request.id] = _Timing(model)
+        self._metrics.arrived(model)
+        self._write(
+            records.RequestArrived(
+                self._clock(),
+                request.id,
+                model,
+                request.arrived_ns,
+                len(request.prompt),
+                request.output_tokens_max,
+                request.choices,
+                request.tier,
+                request.tenant,
+                request.slo_class,
+                request.deadline_ns,
+            )
+        )
+
+    def refused_early(self, model: str | None, code: str) -> None:
+        """A request was refused before it became a call; ``model`` is ``None`` if unknown."""
+        self._metrics.refused(model, code)
+
+    def rejected(self, request: Request, reject: Reject) -> None:
+        """Admission refused the call."""
+        timing = self._timings.pop(request.id)
+        self._metrics.refused(timing.model, reject.reason)
+        self._write(
+            records.RequestRejected(
+                self._clock(),
+                request.id,
+                timing.model,
+                reject.status,
+                reject.reason,
+                reject.measured,
+                reject.threshold,
+                reject.retry_after_s,
+            )
+        )
+
+    def dispatched(self, dispatch: Dispatch) -> None:
+        """The call was given to a replica."""
+        timing = self._timings[dispatch.request_id]
+        timing.replica, timing.attempts = dispatch.replica_id, dispatch.attempt
+        scores = tuple(
+            records.Score(one.replica_id, one.score, one.uncached_tokens, one.places, one.kv_fits)
+            for one in dispatch.scores
+        )
+        self._write(
+            records.RequestDispatched(
+                self._clock(), dispatch.request_id, dispatch.replica_id, dispatch.attempt, scores
+            )
+        )
+
+    def text(self, request: Request, delta: Delta) -> None:
+        """Text of the call is handed to its stream."""
+        timing = self._timings[request.id]
+        now_ns = self._clock()
+        if timing.first_ns is None:
+            ttft_ns = now_ns - request.arrived_ns
+            timing.first_ns = now_ns
+            timing.first_tokens = delta.tokens
+            self._metrics.first_token(timing.model, ttft_ns / 1e9, delta.tokens)
+            self._write(records.FirstToken(now_ns, request.id, ttft_ns))
+            timing.counted = delta.tokens
+        before_ns = timing.choice_ns.get(delta.choice)
+        if before_ns is not None:
+            self._metrics.chunk(timing.model, (now_ns - before_ns) / 1e9, delta.tokens)
+            timing.counted += delta.tokens
+        timing.choice_ns[delta.choice] = timing.last_ns = now_ns
+        timing.tokens += delta.tokens
+
+    def ended(self, request: Request, ended: messages.RequestEnded) -> None:
+        """The call had its one ending."""
+        timing = self._timings.pop(request.id)
+        tpot_ns = timing.tpot_ns(request.choices)
+        self._metrics.ended(
+            timing.model,
+            ended.reason,
+            ended.usage,
+            ended.phases,
+            None if tpot_ns is None else tpot_ns / 1e9,
+            timing.counted,
+        )
+        phases, usage = ended.phases, ended.usage
+        self._write(
+            records.RequestEnded(
+                self._clock(),
+                request.id,
+                timing.model,
+                ended.reason,
+                request.arrived_ns,
+                timing.replica,
+                timing.attempts,
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                usage.completion_tokens,
+                phases.retrieval_ns,
+                phases.admission_ns,
+                phases.queue_ns,
+                phases.prefill_ns,
+                phases.decode_ns,
+                phases.preempted_ns,
+                ended.preemptions,
+                None if timing.first_ns is None else timing.first_ns - request.arrived_ns,
+                tpot_ns,
+                ended.error,
+            )
+        )
+
+    # ---------------------------------------------------------------------------------- replicas
+
+    def ready(self, replica_id: str, model: str, limits: ReplicaLimits) -> None:
+        """A replica has loaded its model."""
+        incarnation = self._incarnations.get(replica_id, 0) + 1
+        self._incarnations[replica_id] = incarnation
+        self._write(
+            records.ReplicaChanged(
+                self._clock(),
+                replica_id,
+                model,
+                "ready",
+                "",
+                incarnation,
+                limits.context_tokens_max,
+                limits.block_size,
+                limits.blocks_total,
+                limits.sequences_max,
+            )
+        )
+
+    def lost(self, replica_id: str, model: str, error: str) -> None:
+        """A replica's process is gone."""
+        incarnation = self._incarnations.get(replica_id, 0)
+        self._metrics.replica_lost(replica_id, model)
+        self._write(
+            records.ReplicaChanged(self._clock(), replica_id, model, "lost", error, incarnation)
+        )
+
+    def reported(self, replica_id: str, model: str, report: Report) -> None:
+        """A replica told its load."""
+        incarnation = self._incarnations.get(replica_id, 0)
+        self._metrics.replica_report(replica_id, model, report, incarnation)
+
+    # ------------------------------------------------------------------------------------ output
+
+    def exposition(self, pools: Sequence[PoolView]) -> tuple[bytes, str]:
+        """The metrics with the fleet's own view, in Prometheus' format, and its content type."""
+        return self._metrics.exposition(pools)
+
+    def close(self) -> None:
+        """Write what is left of the journal."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _write(self, record: records.AnyRecord) -> None:
+        if self._journal is not None:
+            self._journal.append(record)

@@ -1,0 +1,217 @@
+"""The text side of one model in the gateway: calls to token ids, text pieces to tool calls.
+
+Decides what a call means in tokens (template, prompt ids, room for output, grammar) and refuses what
+cannot be meant. Whether there is capacity for it is the fleet's decision; sampling and stop strings
+are carried out in the replica.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import assert_never
+
+from sluice.core.errors import ContextExceeded, InvalidRequest
+from sluice.core.events import ReplicaLimits
+from sluice.core.request import Request
+from sluice.runtime.generation import (
+    Call,
+    ChatPrompt,
+    Delta,
+    ModelCard,
+    TextPrompt,
+    TokenPrompt,
+)
+from sluice.runtime.grammar import format_grammar, tool_grammar
+from sluice.runtime.messages import Submit
+from sluice.runtime.output import OutputRules
+from sluice.runtime.templates import ChatTemplate
+from sluice.runtime.tokenizing import Tokenizer
+from sluice.runtime.tools import ToolCallParser, ToolFormat, tool_format
+
+# Text longer than this is rendered and tokenised on another thread: at about 5 MB/s a shorter one
+# holds the event loop for a few milliseconds at most.
+_INLINE_CHARS_MAX = 16_384
+
+
+class ServedModel:
+    """One model that clients can ask for.
+
+    ``limits`` are those of its replicas, ``None`` until one was ready. ``request_ns_max`` bounds the
+    life of a request. ``new_id`` gives ids for tool calls.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        request_ns_max: int,
+        new_id: Callable[[], str],
+    ) -> None:
+        self.card = card
+        self.limits: ReplicaLimits | None = None
+        self._tokenizer = tokenizer
+        self._template = template
+        self._request_ns_max = request_ns_max
+        self._new_id = new_id
+        self._tool_format = tool_format(tokenizer.facts.chat_template or "")
+
+    async def submit(self, call: Call) -> Submit:
+        """Turn a call into what a replica is sent. Raises ``RequestError``."""
+        self._check_tokens(call)
+        if _chars(call) > _INLINE_CHARS_MAX:
+            prompt = await asyncio.to_thread(self._encode, call)
+        else:
+            prompt = self._encode(call)
+        return Submit(
+            request=self._request(call, prompt),
+            sampling=call.sampling,
+            rules=self._rules(call),
+            grammar=self._grammar(call),
+        )
+
+    def tool_calls(self, call: Call) -> "ToolCalls | None":
+        """What takes tool calls out of the call's text, ``None`` where it offers no tools."""
+        prompt = call.prompt
+        if not isinstance(prompt, ChatPrompt) or not prompt.tools or prompt.tool_choice == "none":
+            return None
+        names = frozenset(tool["function"]["name"] for tool in prompt.tools)
+        return ToolCalls(self._tool_format, names, self._new_id)
+
+    # ------------------------------------------------------------------------------------ tokens
+
+    @property
+    def _context_tokens_max(self) -> int:
+        if self.limits is None:
+            return self.card.context_tokens_max
+        pool_tokens = self.limits.block_size * self.limits.blocks_total
+        return min(self.limits.context_tokens_max, pool_tokens)
+
+    def _encode(self, call: Call) -> tuple[int, ...]:
+        match call.prompt:
+            case ChatPrompt():
+                rendered = self._template.render(call.prompt)
+                self._check_length(rendered, "messages")
+                prompt = self._tokenizer.encode_chat(rendered)
+            case TextPrompt():
+                self._check_length(call.prompt.text, "prompt")
+                prompt = self._tokenizer.encode_text(call.prompt.text)
+            case TokenPrompt():
+                prompt = call.prompt.tokens
+            case _:
+                assert_never(call.prompt)
+        if not prompt:
+            raise InvalidRequest("The prompt is empty; send at least one token.", param="prompt")
+        return prompt
+
+    def _check_length(self, text: str, param: str) -> None:
+        """Refuse a text that is too long however it is tokenised, before the work of doing so."""
+        room = self._context_tokens_max
+        tokens_min = self._tokenizer.tokens_min(len(text.encode("utf-8", "replace")))
+        if tokens_min >= room:
+            raise ContextExceeded(
+                f"The prompt has at least {tokens_min} tokens; {self.card.id} holds {room} tokens "
+                "for prompt and output together. Shorten the prompt.",
+                param=param,
+            )
+
+    def _check_tokens(self, call: Call) -> None:
+        vocab_size = self._tokenizer.facts.vocab_size
+        asked = [("logit_bias", tuple(call.sampling.logit_bias))]
+        asked.append(("stop_token_ids", call.stop_tokens))
+        if isinstance(call.prompt, TokenPrompt):
+            asked.append(("prompt", call.prompt.tokens))
+        for param, tokens in asked:
+            wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+            if wrong is not None:
+                raise InvalidRequest(
+                    f"{param} has the token id {wrong}; {self.card.id} has ids from 0 to "
+                    f"{vocab_size - 1}.",
+                    param=param,
+                )
+
+    def _request(self, call: Call, prompt: tuple[int, ...]) -> Request:
+        output_tokens_max = call.output_tokens_max
+        if output_tokens_max is None:
+            output_tokens_max = max(1, self._context_tokens_max - len(prompt))
+        deadline_ns = call.arrived_ns + self._request_ns_max
+        if call.deadline_ns is not None:
+            deadline_ns = min(deadline_ns, call.deadline_ns)
+        return Request(
+            id=call.id,
+            arrived_ns=call.arrived_ns,
+            prompt=prompt,
+            output_tokens_max=output_tokens_max,
+            choices=call.choices,
+            tenant=call.tenant,
+            slo_class=call.slo_class,
+            deadline_ns=deadline_ns,
+        )
+
+    # -------------------------------------------------------------------------------------- text
+
+    def _rules(self, call: Call) -> OutputRules:
+        marker = self._marker_token if self.tool_calls(call) is not None else None
+        return OutputRules(
+            stop=call.stop,
+            stop_tokens=call.stop_tokens,
+            ignore_end_token=call.ignore_end_token,
+            output_tokens_min=call.output_tokens_min,
+            visible_tokens=() if marker is None else (marker,),
+            continues_text=isinstance(call.prompt, TextPrompt),
+        )
+
+    def _grammar(self, call: Call) -> str | None:
+        if isinstance(call.prompt, ChatPrompt):
+            tools = tool_grammar(call.prompt, self._tool_format, self._marker_token)
+            if tools is not None:
+                return tools
+        return format_grammar(call.output_format)
+
+    @property
+    def _marker_token(self) -> int | None:
+        """The opening marker of tool calls, where the vocabulary has it as a special token."""
+        token = self._tokenizer.token_id(self._tool_format.begin) if self._tool_format.begin else None
+        return token if token in self._tokenizer.special_tokens else None
+
+
+class ToolCalls:
+    """Takes tool calls out of the text of a call's choices."""
+
+    def __init__(self, form: ToolFormat, names: frozenset[str], new_id: Callable[[], str]) -> None:
+        self._form = form
+        self._names = names
+        self._new_id = new_id
+        self._parsers: dict[int, ToolCallParser] = {}
+
+    def read(self, delta: Delta) -> Delta:
+        """The delta with its calls apart from its text."""
+        parser = self._parsers.get(delta.choice)
+        if parser is None:
+            parser = ToolCallParser(self._form, self._names, self._new_id)
+            self._parsers[delta.choice] = parser
+        piece = parser.push(delta.text)
+        return Delta(delta.choice, piece.content, delta.tokens, delta.logprobs, piece.tool_calls)
+
+    def finish(self, choice: int) -> tuple[Delta | None, bool]:
+        """What was held back of a choice that is complete, and whether it called a tool."""
+        parser = self._parsers.get(choice)
+        if parser is None:
+            return None, False
+        piece = parser.finish()
+        rest = None
+        if piece.content or piece.tool_calls:
+            rest = Delta(choice, piece.content, 0, (), piece.tool_calls)
+        return rest, parser.calls > 0
+
+
+def _chars(call: Call) -> int:
+    """About how much text the call has."""
+    match call.prompt:
+        case ChatPrompt():
+            return sum(len(str(message.get("content", ""))) for message in call.prompt.messages)
+        case TextPrompt():
+            return len(call.prompt.text)
+        case TokenPrompt():
+            return 0
+        case _:
+            assert_never(call.prompt)

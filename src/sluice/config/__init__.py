@@ -1,0 +1,1 @@
+"""Typed settings: their sections, their sources and where each value came from."""

@@ -1,0 +1,284 @@
+"""Settings from a TOML file, then the environment, then the command line.
+
+The only reader of ``os.environ``. Every problem of every source is collected with the place where
+it stands, and all are raised at once as one ``ConfigError``; no value is ignored and none is
+guessed. Secrets are read here, from the variables and files that settings name, and only digests go
+on.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sluice.config.schema import (
+    Key,
+    Shape,
+    accepted,
+    convert,
+    is_table,
+    keys_of,
+    nearest,
+    shape_of,
+    value_of_text,
+)
+from sluice.config.sections import CatalogueSection, ServerSection
+from sluice.config.settings import Settings, conflicts
+from sluice.config.sources import (
+    CONFIG_VARIABLE,
+    KeyPath,
+    Leaf,
+    Origin,
+    Override,
+    Table,
+    dotted,
+    environment_table,
+    file_table,
+    overlay,
+    override_table,
+    put,
+    stray_variables,
+)
+from sluice.core.errors import ConfigError
+
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+_USER_FOLDERS = (
+    ("XDG_CACHE_HOME", ("catalogue", "cache_dir"), "sluice"),
+    ("XDG_STATE_HOME", ("journal", "dir"), "sluice/journal"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Checked settings, and where each value that is not a default was given."""
+
+    settings: Settings
+    origins: Mapping[KeyPath, Origin]
+
+    def origin(self, path: KeyPath) -> Origin:
+        """Where the value at ``path`` was given."""
+        return self.origins.get(path, Origin("default"))
+
+
+def load_settings(
+    file: Path | None = None,
+    overrides: Sequence[Override] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Read, lay over one another, convert and check all settings.
+
+    ``environment`` defaults to the process's own. With no ``file``, the one that ``SLUICE_CONFIG``
+    names is read, if it names one. Raises ``ConfigError`` with every problem found.
+    """
+    variables = os.environ if environment is None else environment
+    if file is None and variables.get(CONFIG_VARIABLE):
+        file = Path(variables[CONFIG_VARIABLE])
+    problems: list[str] = []
+    lower = Table(Origin("default"))
+    if file is not None:
+        try:
+            lower = file_table(file.read_text(encoding="utf-8"), str(file))
+        except (OSError, ValueError) as error:
+            problems.append(_unreadable(file, error))
+    _take_standard_variables(lower, variables)
+    given, wrong = override_table(overrides)
+    problems += wrong
+    ambient, wrong = environment_table(variables, lower)
+    problems += wrong
+    table = overlay(overlay(lower, ambient), given)
+    problems += stray_variables(variables, _named_variables(table))
+    reading = _Reading(problems)
+    settings = reading.settings(table)
+    settings = _with_secrets(settings, variables, reading)
+    reading.check(settings)
+    if reading.problems:
+        raise ConfigError(tuple(reading.problems))
+    return Loaded(settings, reading.origins)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One pass over the joined table: values out, problems and origins noted."""
+
+    problems: list[str]
+    origins: dict[KeyPath, Origin] = field(default_factory=dict)
+    failed: set[KeyPath] = field(default_factory=set)
+
+    def settings(self, table: Table) -> Settings:
+        return self._section(Settings, table, ())  # type: ignore[no-any-return]
+
+    def problem(self, path: KeyPath, message: str) -> None:
+        """Note a problem of the setting at ``path``, with the place where it was given."""
+        origin = self._origin_near(path)
+        place = f"{origin}: " if origin.kind != "default" else ""
+        self.problems.append(f"{place}{dotted(path)}: {message}")
+        self.failed.add(path)
+
+    def check(self, settings: Settings) -> None:
+        """Note what does not fit together, of the values that are fine alone."""
+        for conflict in conflicts(settings):
+            if self.failed.isdisjoint(conflict.keys):
+                given = [key for key in conflict.keys if key in self.origins]
+                path = given[0] if given else conflict.keys[0]
+                self.problem(path, conflict.message)
+
+    def _origin_near(self, path: KeyPath) -> Origin:
+        known = (path[:n] for n in range(len(path), 0, -1) if path[:n] in self.origins)
+        return self.origins.get(next(known, ()), Origin("default"))
+
+    def _section(self, section: type, table: Table, path: KeyPath) -> Any:
+        keys = keys_of(section)
+        for name, item in table.items.items():
+            if name not in keys:
+                self.origins[*path, name] = item.origin
+                self._unknown(path, name, list(keys))
+        values = {key.field: self._value(key, table, (*path, key.name)) for key in keys.values()}
+        return section(**values)
+
+    def _unknown(self, path: KeyPath, name: str, names: list[str]) -> None:
+        near = nearest(name, names)
+        where = dotted((*path, near)) if near else ""
+        hint = f"nearest: {where}" if near else f"accepted: {', '.join(names)}"
+        self.problem((*path, name), f"unknown setting; {hint}")
+
+    def _value(self, key: Key, table: Table, path: KeyPath) -> Any:
+        item = table.items.get(key.name)
+        if item is not None:
+            self.origins[path] = item.origin
+            try:
+                return self._given(item, key.shape, path)
+            except ValueError as error:
+                self.problem(path, str(error))
+        elif key.required:
+            self.origins.setdefault(path[:-1], table.origin)
+            self.problem(path, f"missing; must be {accepted(key.shape)}")
+        # Stands in for a value with a problem, so that the rest can still be checked.
+        return "" if key.required else key.default
+
+    def _given(self, item: Table | Leaf, shape: Shape, path: KeyPath) -> Any:
+        value: object = {}
+        if isinstance(item, Leaf):
+            value = item.value
+            if item.origin.is_text:
+                value = value_of_text(str(value), shape)
+        if not is_table(shape):
+            if isinstance(item, Table):
+                raise ValueError(f"must be {accepted(shape)}, not a table")
+            return convert(value, shape)
+        if not isinstance(value, dict):
+            raise ValueError("must be a table")  # noqa: TRY004 - a user's mistake
+        table = item if isinstance(item, Table) else _table_of(value, item.origin)
+        if is_dataclass(shape.form):
+            return self._section(shape.form, table, path)  # type: ignore[arg-type]
+        return self._named(table, shape_of(shape.items[1]), path)
+
+    def _named(self, table: Table, shape: Shape, path: KeyPath) -> dict[str, Any]:
+        made = {}
+        for name, item in table.items.items():
+            here = (*path, name)
+            self.origins[here] = item.origin
+            try:
+                made[name] = self._given(item, shape, here)
+            except ValueError as error:
+                self.problem(here, str(error))
+        return made
+
+
+def _table_of(value: Mapping[str, object], origin: Origin) -> Table:
+    """An inline table that came as text: its leaves are values already, at the text's place."""
+    settled = Origin("file", str(origin))
+    return Table(
+        origin,
+        {
+            key: _table_of(entry, origin) if isinstance(entry, dict) else Leaf(entry, settled)
+            for key, entry in value.items()
+        },
+    )
+
+
+def _unreadable(file: Path, error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        return f"{file}: cannot be read: {error.strerror}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"{file}: is not UTF-8 text (byte {error.start})"
+    return str(error)
+
+
+def _take_standard_variables(table: Table, variables: Mapping[str, str]) -> None:
+    """Variables that other tools read too. ``HF_ENDPOINT`` stands above the file and below our own
+    name; the user's folders give way to anything said."""
+    if variables.get("HF_ENDPOINT"):
+        leaf = Leaf(variables["HF_ENDPOINT"], Origin("environment", "HF_ENDPOINT"))
+        put(table, ("catalogue", "hf_endpoint"), leaf)
+    for variable, path, below in _USER_FOLDERS:
+        section = table.items.get(path[0])
+        given = isinstance(section, Table) and path[1] in section.items
+        if variables.get(variable) and not given:
+            folder = str(Path(variables[variable]) / below)
+            put(table, path, Leaf(folder, Origin("environment", variable)))
+
+
+def _named_variables(table: Table) -> frozenset[str]:
+    """Variables that settings name as holders of secrets, and the one that names the file."""
+    names = {CONFIG_VARIABLE}
+    for section in (ServerSection, CatalogueSection):
+        names |= {key.default for key in keys_of(section).values() if key.name.endswith("_env")}
+    for given in table.items.values():
+        if isinstance(given, Table):
+            names |= {
+                item.value
+                for key, item in given.items.items()
+                if key.endswith("_env") and isinstance(item, Leaf) and isinstance(item.value, str)
+            }
+    return frozenset(names)
+
+
+def _with_secrets(settings: Settings, variables: Mapping[str, str], reading: _Reading) -> Settings:
+    def read(section: str, key: str, name: str) -> str:
+        path = (section, key)
+        if not _VARIABLE_NAME.fullmatch(name):
+            # The value is not shown: it may be the secret itself.
+            reading.problem(path, "must be the name of an environment variable, not a key")
+            return ""
+        if path in reading.origins and not variables.get(name):
+            reading.problem(path, f"${name} is not set or empty")
+        return variables.get(name, "")
+
+    server, catalogue = settings.server, settings.catalogue
+    keys = [key.strip() for key in read("server", "api_keys_env", server.api_keys_env).split(",")]
+    keys += _keys_in_file(server.api_key_file, reading)
+    admin_key = read("server", "admin_key_env", server.admin_key_env).strip()
+    token = read("catalogue", "hf_token_env", catalogue.hf_token_env).strip()
+    return replace(
+        settings,
+        server=replace(
+            server,
+            api_key_digests=tuple(dict.fromkeys(digest(key) for key in keys if key)),
+            admin_key_digest=digest(admin_key) if admin_key else None,
+        ),
+        catalogue=replace(catalogue, hf_token=token or None),
+    )
+
+
+def digest(key: str) -> str:
+    """What is kept of an API key: the hexadecimal SHA-256 of its UTF-8 bytes."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _keys_in_file(file: Path | None, reading: _Reading) -> list[str]:
+    if file is None:
+        return []
+    path = ("server", "api_key_file")
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reading.problem(path, _unreadable(file, error))
+        return []
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        reading.problem(path, f"{file} holds no key; write one per line")
+    return keys

@@ -1,0 +1,151 @@
+"""The whole tree of settings, and what must hold between them.
+
+Seen by wiring, the command line and the loader only: components take their own section. What one
+value may be stands in its type (``sections``); here stands what two values may be together.
+"""
+
+import ipaddress
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from sluice.config.sections import (
+    CatalogueSection,
+    JournalSection,
+    MetricsSection,
+    ModelSection,
+    ServerSection,
+    SloSection,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set. An empty ``models`` means the catalogue's default model."""
+
+    server: ServerSection = field(default_factory=ServerSection)
+    """Where the API listens and who may call it."""
+
+    models: Mapping[str, ModelSection] = field(default_factory=dict)
+    """Models by the name that clients ask for: one table ``[models.NAME]`` each. With none,
+    ``sluice serve`` serves the catalogue's default model."""
+
+    slo: Mapping[str, SloSection] = field(default_factory=dict)
+    """Latency targets by class: one table ``[slo.NAME]`` each."""
+
+    journal: JournalSection = field(default_factory=JournalSection)
+    """The record that traces and replay read."""
+
+    metrics: MetricsSection = field(default_factory=MetricsSection)
+    """Prometheus metrics."""
+
+    catalogue: CatalogueSection = field(default_factory=CatalogueSection)
+    """Where models are fetched from and kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Settings that are fine alone and wrong together. The first key is the one to change."""
+
+    keys: tuple[tuple[str, ...], ...]
+    message: str
+
+
+def conflicts(settings: Settings) -> Iterator[Conflict]:
+    """Everything that does not fit together."""
+    yield from _server_conflicts(settings.server)
+    for name, model in settings.models.items():
+        yield from _model_conflicts(name, model)
+    for name, slo in settings.slo.items():
+        yield from _slo_conflicts(name, slo)
+    for metric, bounds in settings.metrics.buckets.items():
+        rising = all(low < high for low, high in itertools.pairwise(bounds))
+        if not bounds or not rising or not all(0 < bound < math.inf for bound in bounds):
+            yield Conflict(
+                (("metrics", "buckets", metric),), "bucket bounds must be positive and rising"
+            )
+
+
+def listen_address(listen: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``, without the brackets of an IPv6 address.
+
+    Raises ``ValueError`` saying what is wrong.
+    """
+    host, colon, port = listen.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{listen!r}: write an IPv6 address in brackets, as in [::1]:8000")
+    if not colon or not host:
+        raise ValueError(f"{listen!r} is not HOST:PORT, for example 127.0.0.1:8000")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ValueError(f"{listen!r}: the port must be a number from 0 to 65535")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``. Names other than ``localhost`` count as
+    open."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _server_conflicts(server: ServerSection) -> Iterator[Conflict]:
+    listen = ("server", "listen")
+    try:
+        host, _ = listen_address(server.listen)
+    except ValueError as error:
+        yield Conflict((listen,), str(error))
+        return
+    if not (is_loopback(host) or server.api_key_digests or server.allow_unauthenticated):
+        yield Conflict(
+            (listen, ("server", "allow_unauthenticated"), ("server", "api_key_file")),
+            f"{server.listen} can be reached from other machines and no API key is set; put keys "
+            f"into ${server.api_keys_env} or server.api_key_file, listen on 127.0.0.1, or say "
+            "server.allow_unauthenticated = true",
+        )
+
+
+def _model_conflicts(name: str, model: ModelSection) -> Iterator[Conflict]:
+    here = ("models", name)
+    replicas = model.replicas
+    if replicas.min > replicas.max:
+        yield Conflict(
+            ((*here, "replicas", "min"), (*here, "replicas", "max")),
+            f"min = {replicas.min} is above max = {replicas.max}",
+        )
+    elif replicas.min + replicas.warm > replicas.max:
+        yield Conflict(
+            ((*here, "replicas", "warm"), (*here, "replicas", "max"), (*here, "replicas", "min")),
+            f"min + warm = {replicas.min + replicas.warm} is above max = {replicas.max}; "
+            "warm replicas run too",
+        )
+    if model.policy == "static" and model.static_batch > model.sequences_max:
+        yield Conflict(
+            ((*here, "static_batch"), (*here, "sequences_max")),
+            f"static_batch = {model.static_batch} can never be reached with "
+            f"sequences_max = {model.sequences_max}",
+        )
+    if model.source.startswith("sim:") != (model.engine == "simulated"):
+        yield Conflict(
+            ((*here, "engine"), (*here, "source")),
+            f'source = "{model.source}" does not go with engine = "{model.engine}"; sim: sources '
+            'need engine = "simulated", and only they do',
+        )
+
+
+def _slo_conflicts(name: str, slo: SloSection) -> Iterator[Conflict]:
+    here = ("slo", name)
+    if slo.ttft_s is None and slo.tpot_s is None and slo.e2e_s is None:
+        yield Conflict((here,), "an SLO class needs at least one of ttft, tpot and e2e")
+    if len(set(slo.overload)) != len(slo.overload):
+        yield Conflict(((*here, "overload"),), "each step of overload can stand once")
+    if slo.overload[-1:] != ("refuse",):
+        yield Conflict(
+            ((*here, "overload"),), 'the last step of overload must be "refuse": queues are bounded'
+        )

@@ -1,0 +1,194 @@
+"""What is refused, and what a refused client is told.
+
+Pure judgements over numbers that ``core/fleet.py`` hands in: whether a request can ever run on a
+replica, how long the places in use are predicted to take, and which error and words a refusal
+becomes. No state of the fleet is changed here.
+
+How choices count: a request with ``n`` choices takes ``n`` places, both of the bound on places and
+of a replica's ``sequences_max``.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from sluice.core.errors import ContextExceeded, InvalidRequest, Overloaded, RequestError
+from sluice.core.events import Reject, ReplicaLimits, Report
+from sluice.core.request import PhaseTimes, Request, Usage
+
+NS_PER_S = 1_000_000_000
+
+# Weight of the past against one completed request: about ten requests make the memory.
+KEPT_SHARE = 0.9
+# Stand-ins until the first completion or report; Retry-After needs some number from the start.
+SERVICE_NS_UNKNOWN = 1 * NS_PER_S
+OUTPUT_TOKENS_UNKNOWN = 256
+# A request that outlived its prediction is taken to need at least this share of it again.
+OVERDUE_SHARE = 0.1
+# Retry-After is stretched by up to this share, so that refused clients do not return together.
+RETRY_SPREAD = 0.25
+
+
+class Chance(Protocol):
+    """A source of numbers in [0, 1); ``random.Random`` is one."""
+
+    def random(self) -> float:
+        """The next number."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is refused: a code, the number measured and the limit it was compared with."""
+
+    status: int
+    reason: str
+    measured: float
+    threshold: float
+
+
+def tokens_max(limits: ReplicaLimits) -> int:
+    """The longest sequence, prompt and output together, within these limits."""
+    return min(limits.context_tokens_max, limits.block_size * limits.blocks_total)
+
+
+def never_runs(request: Request, limits: ReplicaLimits) -> Refusal | None:
+    """Why the request can never run within these limits, ``None`` if it can.
+
+    A prompt needs room for itself and one token. ``output_tokens_max`` counts whole: a caller that
+    sets none is given the rest of the context before it gets here, and one that asks for more than
+    fits is refused, not cut short.
+    """
+    room = tokens_max(limits)
+    prompt_tokens = len(request.prompt)
+    if prompt_tokens + 1 > room:
+        return Refusal(400, "context_length_exceeded", prompt_tokens, room)
+    asked = prompt_tokens + request.output_tokens_max
+    if asked > room:
+        return Refusal(400, "context_length_exceeded", asked, room)
+    if request.choices > limits.sequences_max:
+        return Refusal(400, "too_many_choices", request.choices, limits.sequences_max)
+    return None
+
+
+class ServiceTimes:
+    """Learns from completed requests how long requests of a model take once they run.
+
+    Prefill and decode are learned apart, as time per token, so that a request is predicted from its
+    own prompt and from the output lengths seen of late. Load reports stand in until the first
+    completion.
+    """
+
+    def __init__(self) -> None:
+        self._prefill_ns = 0.0
+        self._prefill_tokens = 0.0
+        self._decode_ns = 0.0
+        self._output_tokens = 0.0
+        self._requests = 0.0
+        self._report: Report | None = None
+
+    def reported(self, report: Report) -> None:
+        """Take a load report as a stand-in for what completions will teach."""
+        self._report = report
+
+    def completed(self, usage: Usage, phases: PhaseTimes, choices: int) -> None:
+        """Learn from one request that ran to its end."""
+        computed = max(1, usage.prompt_tokens - usage.cached_tokens)
+        self._prefill_ns = KEPT_SHARE * self._prefill_ns + phases.prefill_ns
+        self._prefill_tokens = KEPT_SHARE * self._prefill_tokens + computed
+        decode_ns = phases.decode_ns + phases.preempted_ns
+        self._decode_ns = KEPT_SHARE * self._decode_ns + decode_ns
+        self._output_tokens = KEPT_SHARE * self._output_tokens + usage.completion_tokens / choices
+        self._requests = KEPT_SHARE * self._requests + 1.0
+
+    def predict_output_tokens(self, output_tokens_max: int) -> int:
+        """Predicted output of one choice."""
+        if not self._requests:
+            return min(output_tokens_max, OUTPUT_TOKENS_UNKNOWN)
+        return min(output_tokens_max, round(self._output_tokens / self._requests))
+
+    def predict_ns(self, prompt_tokens: int, output_tokens_max: int) -> int:
+        """Predicted time from the start of prefill to the last token, for one sequence."""
+        output = self.predict_output_tokens(output_tokens_max)
+        if self._requests:
+            per_prefill = self._prefill_ns / self._prefill_tokens
+            per_decode = self._decode_ns / max(1.0, self._output_tokens)
+            return round(prompt_tokens * per_prefill + output * per_decode)
+        report = self._report
+        if report is None or report.step_ns <= 0 or report.prefill_tokens_per_s <= 0:
+            return SERVICE_NS_UNKNOWN
+        prefill_ns = prompt_tokens * NS_PER_S / report.prefill_tokens_per_s
+        return round(prefill_ns + output * report.step_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Work of one accepted request: predicted time, and how long it has run (0 while it waits)."""
+
+    places: int
+    predicted_ns: int
+    run_ns: int
+
+
+def drain_ns(works: Iterable[Work], slots: int) -> int:
+    """Predicted time until the given work is done by ``slots`` sequences at a time."""
+    total = 0.0
+    for work in works:
+        remaining = max(work.predicted_ns - work.run_ns, OVERDUE_SHARE * work.predicted_ns)
+        total += work.places * remaining
+    return round(total / max(1, slots))
+
+
+def spread_s(wait_ns: int, chance: Chance) -> float:
+    """A wait in seconds, stretched at random by up to a quarter, never shortened."""
+    return wait_ns / NS_PER_S * (1.0 + RETRY_SPREAD * chance.random())
+
+
+def refusal_error(reject: Reject, request: Request, model: str) -> RequestError | Overloaded:
+    """The error that a refusal becomes towards the client, in words it can act on."""
+    threshold = int(reject.threshold)
+    match reject.reason:
+        case "context_length_exceeded":
+            return ContextExceeded(
+                f"The prompt has {len(request.prompt)} tokens and max_tokens is "
+                f"{request.output_tokens_max}; {model} holds {threshold} tokens for prompt and "
+                "output together. Shorten the prompt or lower max_tokens.",
+                param="messages" if len(request.prompt) + 1 > threshold else "max_tokens",
+            )
+        case "too_many_choices":
+            return InvalidRequest(
+                f"n is {request.choices}; {model} generates at most {threshold} choices at a "
+                "time. Lower n or send several requests.",
+                param="n",
+                code="too_many_choices",
+            )
+        case _:
+            return Overloaded(
+                _overload_message(reject, request, model),
+                status=reject.status,
+                reason=reject.reason,
+                measured=reject.measured,
+                threshold=reject.threshold,
+                retry_after_s=reject.retry_after_s,
+            )
+
+
+def _overload_message(reject: Reject, request: Request, model: str) -> str:
+    match reject.reason:
+        case "queue_full":
+            return (
+                f"The queue of {model} is full: with this request {int(reject.measured)} places "
+                f"would be in use and {int(reject.threshold)} exist (n={request.choices} takes "
+                f"{request.choices}). Retry after the given time."
+            )
+        case "queue_deadline":
+            return (
+                f"The request waited {reject.measured:.1f} s for {model}; the limit is "
+                f"{reject.threshold:.1f} s. Retry after the given time."
+            )
+        case "not_ready":
+            return f"No replica of {model} is ready. Retry after the given time."
+        case "draining":
+            return "This server is shutting down. Send the request to another one."
+        case _:
+            return f"{model} refused the request: {reject.reason}."

@@ -1,0 +1,363 @@
+"""Plans one step: decode rows first, prefill chunks in what is left, blocks for both.
+
+Called by ``core/replica.py`` whenever no step is running. Planning changes the roster and the
+ledger (admissions, preemptions, blocks), never the tokens of a sequence: those change when the
+step's result is applied. Choices that depend on the policy are in ``core/policies.py``.
+
+Progress is guaranteed by: a sequence that is alone always fits; the first prefill in order gets a
+chunk after ``LEAN_STEPS_MAX`` lean steps however short the time is; and a sequence that was
+preempted ``PREEMPTIONS_MAX`` times becomes resident only with everything it can need reserved,
+after which it is never a victim.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluice.core.costmodel import CostModel, Load
+from sluice.core.lifecycle import SequenceState
+from sluice.core.policies import (
+    PREEMPTIONS_MAX,
+    Admission,
+    Budget,
+    FcfsPolicy,
+    Policy,
+    Reservation,
+    SloPolicy,
+    StaticPolicy,
+)
+from sluice.core.request import Phase
+from sluice.core.roster import BatchingLimits, BatchingPolicy, Roster
+from sluice.core.sequence import Generation, Sequence
+
+LEAN_TOKENS = 16  # a step that gives waiting prefills less than this is lean
+LEAN_STEPS_MAX = 3  # after so many in a row a step gives that much whatever its time budget
+CHUNK_ROUND = 16
+OPEN_PREFILLS_MAX = 2  # half-computed prompts hold blocks and give nothing
+BACKFILL_DEPTH = 8
+STEPS_AHEAD = 16  # a preemption frees enough for so many steps
+RECHECK_STEPS = (
+    16  # predicted lengths change slowly: what did not fit is looked at again after these
+)
+
+POLICIES: Mapping[BatchingPolicy, type[FcfsPolicy] | type[StaticPolicy] | type[SloPolicy]] = {
+    BatchingPolicy.STATIC: StaticPolicy,
+    BatchingPolicy.FCFS: FcfsPolicy,
+    BatchingPolicy.SLO: SloPolicy,
+}
+
+
+@dataclass(slots=True)
+class Batch:
+    """The sequences of a step: one token of each in ``decodes``, so many of each in ``chunks``."""
+
+    decodes: list[Sequence]
+    chunks: list[tuple[Sequence, int]]
+    load: Load
+
+    def holds(self, generation: Generation) -> bool:
+        """Whether a sequence of this request is in the step."""
+        sequences = (*self.decodes, *(sequence for sequence, _ in self.chunks))
+        return any(sequence.generation is generation for sequence in sequences)
+
+
+class Batching:
+    """Fills steps for one replica."""
+
+    def __init__(self, limits: BatchingLimits, cost: CostModel) -> None:
+        self.roster = Roster(limits, cost)
+        self.prefix_query_tokens = 0
+        self.prefix_hit_tokens = 0
+        self._policy: Policy = POLICIES[limits.policy]()
+        self._lean_steps = 0
+        self._blocked: tuple[int, int] | None = None  # roster version, steps left before a recheck
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        sequence.order = self._policy.order(sequence, self.roster)
+        self.roster.wait(sequence)
+
+    def wake_ns(self) -> int | None:
+        """When the policy wants to be asked again although nothing happens."""
+        policy, roster = self._policy, self.roster
+        if isinstance(policy, StaticPolicy) and roster.waiting and not roster.residents:
+            return policy.batch_ready_ns(roster)
+        return None
+
+    def plan(self, now_ns: int) -> Batch | None:
+        """The next step, ``None`` if there is nothing to compute."""
+        decodes = [s for s in self.roster.residents if s.state is SequenceState.DECODE]
+        decodes = self._secure_blocks(decodes, now_ns)
+        count = len(decodes)
+        load = Load(count, count, count + sum(s.computed for s in decodes))
+        batch = Batch(decodes, [], load)
+        self._fill(batch, now_ns)
+        return batch if batch.decodes or batch.chunks else None
+
+    def decode_steps_max(self, decodes: list[Sequence]) -> int:
+        """How many further steps will have exactly these decode rows and nothing else.
+
+        None of the rows ends in them, the blocks suffice, and nobody can join.
+        """
+        roster, ledger = self.roster, self.roster.ledger
+        if len(decodes) != len(roster.residents):
+            return 0
+        steps = min((s.remaining for s in decodes), default=1) - 1
+        if roster.waiting and len(roster.residents) < roster.limits.sequences_max:
+            steps = min(steps, self._steps_blocked())
+
+        def fits(steps: int) -> bool:
+            missing = sum(
+                max(0, ledger.blocks_for(s.computed + 1 + steps) - len(s.table.blocks))
+                for s in decodes
+            )
+            return missing <= ledger.available
+
+        low, high = 0, max(0, steps)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if fits(middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def skip(self, decodes: list[Sequence], steps: int) -> None:
+        """Bring blocks to where ``steps`` single steps would have; tokens are already extended.
+
+        Blocks are taken and published in the order in which single steps would do it: per step,
+        first all publications of its result, then all extensions of the plan that follows.
+        """
+        ledger = self.roster.ledger
+        size = ledger.block_size
+        full: list[tuple[int, int, int]] = []
+        for place, sequence in enumerate(decodes):
+            first = -sequence.computed % size or size
+            for step in range(first, steps + 1, size):
+                full.append((step, 0, place))
+                full.append((step, 1, place))
+        for step, extends, place in sorted(full):
+            sequence = decodes[place]
+            if extends:
+                ledger.grow(sequence.table, sequence.computed + step + 1)
+            else:
+                ledger.publish(sequence.table, sequence.tokens, sequence.computed + step)
+        for sequence in decodes:
+            sequence.computed += steps
+            sequence.produced += steps
+        if self._blocked is not None:
+            self._blocked = (self._blocked[0], self._blocked[1] - steps)
+
+    # ------------------------------------------------------------------------------ decode blocks
+
+    def _secure_blocks(self, decodes: list[Sequence], now_ns: int) -> list[Sequence]:
+        """Give each decode row its next cell, preempting where blocks lack; returns who is left."""
+        ledger = self.roster.ledger
+        size = ledger.block_size
+        growing = [s for s in decodes if s.computed >= len(s.table.blocks) * size]
+        if len(growing) > ledger.available:
+            self._preempt(now_ns)
+            decodes = [s for s in decodes if s.state is SequenceState.DECODE]
+            growing = [s for s in growing if s.state is SequenceState.DECODE]
+        for sequence in growing:
+            ledger.grow(sequence.table, sequence.computed + 1)
+        return decodes
+
+    def _preempt(self, now_ns: int) -> None:
+        roster = self.roster
+        while (
+            len(roster.residents) > 1 and self._blocks_ahead(STEPS_AHEAD) > roster.ledger.available
+        ):
+            candidates = [s for s in roster.residents if s.preemptions < PREEMPTIONS_MAX]
+            lasting = [s for s in candidates if s.remaining > STEPS_AHEAD]
+            if not candidates:
+                break  # all have their full need reserved
+            if not lasting and self._blocks_ahead(1) <= roster.ledger.available:
+                break
+            victim = self._policy.victim(lasting or candidates, roster, now_ns)
+            roster.preempt(victim)
+            if not any(s.table.blocks for s in victim.generation.sequences):
+                victim.generation.clock.enter(Phase.PREEMPTED, now_ns)
+            self.submit(victim)
+
+    def _blocks_ahead(self, steps: int) -> int:
+        """Blocks that the residents in decode will take in so many steps, at most."""
+        ledger = self.roster.ledger
+        return sum(
+            ledger.blocks_for(s.computed + min(steps, s.remaining)) - len(s.table.blocks)
+            for s in self.roster.residents
+            if s.state is SequenceState.DECODE
+        )
+
+    # ------------------------------------------------------------------------------------ prefill
+
+    def _fill(self, batch: Batch, now_ns: int) -> None:
+        """Add prefill chunks to the batch, making waiting sequences resident on the way."""
+        roster = self.roster
+        candidates = [s for s in roster.residents if s.state is SequenceState.PREFILL]
+        joining = self._joining()
+        if not candidates and not joining:
+            self._lean_steps = 0
+            return
+        budget = self._policy.budget(batch.decodes, batch.load, roster, now_ns)
+        filling = _Filling(batch, budget, len(candidates), self._minimum(batch, budget))
+        if joining and budget.admission is not Admission.NONE:
+            for sequence in candidates:
+                sequence.order = self._policy.order(sequence, roster)
+            candidates = sorted(candidates + joining, key=lambda s: s.order)
+        for sequence in candidates:
+            if sequence.state is SequenceState.PREFILL:
+                self._extend(sequence, filling)
+            elif self._may_join(sequence, filling):
+                self._join(sequence, filling, now_ns)
+            if filling.full and budget.admission is not Admission.WHOLE_BATCH:
+                break
+        self._remember(filling)
+
+    def _remember(self, filling: "_Filling") -> None:
+        roster = self.roster
+        lean = filling.full and filling.budget.tokens - filling.room < LEAN_TOKENS
+        self._lean_steps = self._lean_steps + 1 if lean else 0
+        nobody_joins = filling.head is not None or filling.budget.admission is Admission.NONE
+        if nobody_joins and not filling.full and not filling.joined and roster.residents:
+            self._blocked = (roster.version, RECHECK_STEPS)
+
+    def _joining(self) -> list[Sequence]:
+        """The waiting, unless it is known that none of them can become resident."""
+        roster = self.roster
+        if len(roster.residents) >= roster.limits.sequences_max:
+            return []
+        steps = self._steps_blocked()
+        if steps > 0:
+            self._blocked = (roster.version, steps - 1)
+            return []
+        return list(roster.waiting)
+
+    def _steps_blocked(self) -> int:
+        if self._blocked is None or self._blocked[0] != self.roster.version:
+            return 0
+        return self._blocked[1]
+
+    def _minimum(self, batch: Batch, budget: Budget) -> int:
+        """Tokens that the first prefill gets whatever the time budget says."""
+        if batch.decodes and self._lean_steps < LEAN_STEPS_MAX:
+            return 0
+        return min(LEAN_TOKENS, budget.tokens)
+
+    def _extend(self, sequence: Sequence, filling: "_Filling") -> None:
+        tokens = self._chunk_tokens(sequence, filling)
+        if tokens:
+            filling.add(sequence, tokens)
+        else:
+            filling.full = True
+
+    def _may_join(self, sequence: Sequence, filling: "_Filling") -> bool:
+        limits = self.roster.limits
+        if filling.tried > BACKFILL_DEPTH or len(self.roster.residents) >= limits.sequences_max:
+            return False
+        if filling.head is not None and filling.ahead is None:
+            return False
+        generation = sequence.generation
+        # Further choices find the prompt in the prefix cache once the first one has computed it.
+        return (
+            sequence.id.choice == 0
+            or generation.prompt_computed
+            or not limits.prefix_cache
+            or filling.budget.admission is Admission.WHOLE_BATCH
+        )
+
+    def _join(self, sequence: Sequence, filling: "_Filling", now_ns: int) -> None:
+        """Make a waiting sequence resident if its whole prompt and its future fit."""
+        roster, ledger = self.roster, self.roster.ledger
+        known = len(sequence.tokens)
+        sequence.computed = ledger.attach(sequence.table, sequence.tokens)
+        tokens = self._chunk_tokens(sequence, filling)
+        whole_batch = filling.budget.admission is Admission.WHOLE_BATCH
+        partial = tokens < sequence.pending
+        if whole_batch or not (partial and (tokens == 0 or filling.open >= OPEN_PREFILLS_MAX)):
+            if self._policy.fits(sequence, roster, filling.ahead) and ledger.grow(
+                sequence.table, known
+            ):
+                self._enter(sequence, filling, now_ns)
+                if tokens:
+                    filling.add(sequence, tokens)
+                return
+            filling.tried += 1
+            if filling.head is None:
+                filling.head = sequence
+                filling.ahead = self._policy.reserve(sequence, roster)
+        elif tokens == 0:
+            filling.full = True
+        ledger.release(sequence.table)
+        sequence.computed = 0
+
+    def _enter(self, sequence: Sequence, filling: "_Filling", now_ns: int) -> None:
+        self.roster.admit(sequence)
+        filling.joined = True
+        filling.open += 1
+        if filling.head is not None:
+            filling.head.passed += 1
+        generation = sequence.generation
+        if generation.clock.phase is Phase.QUEUE:
+            generation.clock.enter(Phase.PREFILL, now_ns)
+        if generation.cached_tokens is None:
+            generation.cached_tokens = sequence.computed
+        if self.roster.limits.prefix_cache:
+            self.prefix_query_tokens += len(sequence.tokens)
+            self.prefix_hit_tokens += sequence.computed
+
+    def _chunk_tokens(self, sequence: Sequence, filling: "_Filling") -> int:
+        """How many of the sequence's pending tokens this step computes."""
+        pending = sequence.pending
+        tokens = min(pending, filling.room)
+        step_ns = filling.budget.step_ns
+        if step_ns is None or tokens == 0:
+            return tokens
+        batch = filling.batch
+        tokens = self.roster.cost.chunk_tokens_max(batch.load, sequence.computed, step_ns, tokens)
+        if CHUNK_ROUND < tokens < pending:
+            tokens -= tokens % CHUNK_ROUND
+        return max(tokens, min(filling.minimum, pending))
+
+
+class _Filling:
+    """What is left of a step's budget while candidates are looked at.
+
+    ``head`` is the first waiting sequence that did not fit, ``ahead`` what is reserved for it.
+    """
+
+    __slots__ = (
+        "ahead",
+        "batch",
+        "budget",
+        "full",
+        "head",
+        "joined",
+        "minimum",
+        "open",
+        "room",
+        "tried",
+    )
+
+    def __init__(self, batch: Batch, budget: Budget, open_prefills: int, minimum: int) -> None:
+        self.batch = batch
+        self.budget = budget
+        self.open = open_prefills
+        self.minimum = minimum
+        self.room = budget.tokens
+        self.full = False
+        self.joined = False
+        self.tried = 0
+        self.head: Sequence | None = None
+        self.ahead: Reservation | None = None
+
+    def add(self, sequence: Sequence, tokens: int) -> None:
+        """Put a chunk into the batch."""
+        batch = self.batch
+        batch.chunks.append((sequence, tokens))
+        batch.load = batch.load.with_chunk(sequence.computed, tokens)
+        self.room -= tokens
+        self.minimum = 0
+        if tokens == sequence.pending:
+            self.open -= 1
+        else:
+            self.full = True

@@ -1,0 +1,366 @@
+"""How long a step takes, from what is in it.
+
+``T = step + token x tokens + row x decode_rows + decode_context x (sum of the decode rows'
+contexts) + chunk_context x (sum over the chunk positions of their contexts)``. All coefficients are
+at least zero, so the time never falls when work is added and chunk sizes can be found by bisection.
+
+``core/batching.py`` asks for predictions, ``core/replica.py`` feeds measured steps back.
+Predictions carry no margin; ``margin`` says by how much to multiply where being late matters.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple, Protocol
+
+
+class Load(NamedTuple):
+    """What is in a step, in the terms of the cost model.
+
+    ``chunk_context_tokens`` adds up, over all positions of all chunks, how many tokens each
+    position attends to (itself included).
+    """
+
+    tokens: int = 0
+    decode_rows: int = 0
+    decode_context_tokens: int = 0
+    chunk_context_tokens: int = 0
+
+    def with_chunk(self, past_tokens: int, tokens: int) -> "Load":
+        """The load with a prefill chunk of ``tokens`` behind ``past_tokens`` added."""
+        context = tokens * past_tokens + tokens * (tokens + 1) // 2
+        return Load(
+            self.tokens + tokens,
+            self.decode_rows,
+            self.decode_context_tokens,
+            self.chunk_context_tokens + context,
+        )
+
+    def with_decode(self, past_tokens: int) -> "Load":
+        """The load with a decode row behind ``past_tokens`` added."""
+        tokens, rows, context, chunk_context = self
+        return Load(tokens + 1, rows + 1, context + past_tokens + 1, chunk_context)
+
+    def one_step_later(self) -> "Load":
+        """The load of the same decode rows in the step after this one."""
+        tokens, rows, context, chunk_context = self
+        return Load(tokens, rows, context + rows, chunk_context)
+
+
+class CostModel(Protocol):
+    """What the batching policy needs to know about the speed of its executor."""
+
+    @property
+    def margin(self) -> float:
+        """Factor of at least 1 that turns a prediction into one rarely exceeded."""
+        ...
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens computed per second of steps with prefill, decode rows beside them."""
+        ...
+
+    def step_ns(self, load: Load) -> int:
+        """Predicted duration, never falling with any part of the load."""
+        ...
+
+    def chunk_tokens_max(
+        self, load: Load, past_tokens: int, budget_ns: int, tokens_max: int
+    ) -> int:
+        """Largest chunk up to ``tokens_max`` that keeps ``margin`` x the step within the budget."""
+        ...
+
+    def observe(self, load: Load, duration_ns: int) -> None:
+        """Learn from a measured step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Nanoseconds per unit of each part of a load; none is negative.
+
+    The defaults are of the order of a 135M-parameter model on two CPU cores and are replaced by a
+    measured calibration where there is one.
+    """
+
+    step_ns: float = 18e6
+    token_ns: float = 0.45e6
+    row_ns: float = 0.9e6
+    decode_context_ns: float = 1500.0
+    chunk_context_ns: float = 300.0
+
+    def predict_ns(self, load: Load) -> float:
+        """Duration of a step with this load."""
+        tokens, rows, decode_context, chunk_context = load
+        return (
+            self.step_ns
+            + self.token_ns * tokens
+            + self.row_ns * rows
+            + self.decode_context_ns * decode_context
+            + self.chunk_context_ns * chunk_context
+        )
+
+
+def largest_chunk(
+    model: CostModel, load: Load, past_tokens: int, budget_ns: int, tokens_max: int
+) -> int:
+    """Bisect for ``CostModel.chunk_tokens_max`` of any monotone model."""
+    limit_ns = budget_ns / model.margin
+    if model.step_ns(load.with_chunk(past_tokens, tokens_max)) <= limit_ns:
+        return tokens_max
+    fits, fails = 0, tokens_max
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if model.step_ns(load.with_chunk(past_tokens, middle)) <= limit_ns:
+            fits = middle
+        else:
+            fails = middle
+    return fits
+
+
+class FixedCostModel:
+    """Coefficients that are taken as true: what a simulated executor runs on."""
+
+    def __init__(self, coefficients: Coefficients) -> None:
+        self.coefficients = coefficients
+        self.prefill_tokens_per_s = nominal_prefill_tokens_per_s(coefficients)
+
+    @property
+    def margin(self) -> float:
+        """Always 1: the prediction is the outcome."""
+        return 1.0
+
+    def step_ns(self, load: Load) -> int:
+        """See ``CostModel``."""
+        return int(self.coefficients.predict_ns(load))
+
+    def chunk_tokens_max(
+        self, load: Load, past_tokens: int, budget_ns: int, tokens_max: int
+    ) -> int:
+        """See ``CostModel``."""
+        return largest_chunk(self, load, past_tokens, budget_ns, tokens_max)
+
+    def observe(self, load: Load, duration_ns: int) -> None:
+        """Learn nothing."""
+
+
+def nominal_prefill_tokens_per_s(coefficients: Coefficients) -> float:
+    """Speed of a lone 128-token chunk: a first guess before anything was measured."""
+    return 128e9 / max(1.0, coefficients.predict_ns(Load().with_chunk(0, 128)))
+
+
+# A typical step. Dividing features by it brings the normal equations to one scale.
+TYPICAL = (1.0, 100.0, 8.0, 4000.0, 20000.0)
+FORGET = 0.99  # per step of the same kind: a memory of about 100 steps
+PRIOR_STEPS = 1.0  # weight of the seed, in steps; decides only what the steps leave open
+RATIO_MAX = 3.0  # a stalled machine's step counts as this many times its prediction
+RATIOS_KEPT = 128
+RATIOS_MIN = 20  # below this many the p95 would be the maximum, which one stall would own
+MARGIN_FIRST = 1.2
+REFIT_STEPS = 16
+RATE_FORGET = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class CostState:
+    """Everything a ``LinearCostModel`` has learnt, as plain numbers for the journal."""
+
+    seed: Coefficients
+    coefficients: Coefficients
+    gram: tuple[tuple[float, ...], tuple[float, ...]]
+    moment: tuple[tuple[float, ...], tuple[float, ...]]
+    ratios: tuple[float, ...]
+    rate: tuple[float, float]
+    observed: int
+
+
+class LinearCostModel:
+    """Refits the coefficients to measured steps by non-negative least squares with forgetting.
+
+    Errors are weighed relative to the prediction. Steps with and without prefill are summed and
+    forgotten apart, so a long stretch of decoding does not erase what is known about prefill.
+    """
+
+    def __init__(self, seed: Coefficients) -> None:
+        self._seed = seed
+        self._coefficients = seed
+        self._gram = [[0.0] * 25, [0.0] * 25]
+        self._moment = [[0.0] * 5, [0.0] * 5]
+        self._ratios: deque[float] = deque(maxlen=RATIOS_KEPT)
+        self._ratios_sorted: list[float] = []
+        self._observed = 0
+        self._rate_s = 1e-3  # a millisecond at the nominal speed: any measured step outweighs it
+        self._rate_tokens = nominal_prefill_tokens_per_s(seed) * self._rate_s
+
+    @classmethod
+    def from_state(cls, state: CostState) -> "LinearCostModel":
+        """A model that continues where ``state`` was taken."""
+        model = cls(state.seed)
+        model._coefficients = state.coefficients
+        model._gram = [list(part) for part in state.gram]
+        model._moment = [list(part) for part in state.moment]
+        model._ratios.extend(state.ratios)
+        model._ratios_sorted = sorted(state.ratios)
+        model._rate_tokens, model._rate_s = state.rate
+        model._observed = state.observed
+        return model
+
+    def state(self) -> CostState:
+        """What was learnt so far."""
+        return CostState(
+            seed=self._seed,
+            coefficients=self._coefficients,
+            gram=(tuple(self._gram[0]), tuple(self._gram[1])),
+            moment=(tuple(self._moment[0]), tuple(self._moment[1])),
+            ratios=tuple(self._ratios),
+            rate=(self._rate_tokens, self._rate_s),
+            observed=self._observed,
+        )
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """The coefficients in use."""
+        return self._coefficients
+
+    @property
+    def margin(self) -> float:
+        """Running 95th percentile of measured over predicted, kept between 1 and 2."""
+        ratios = self._ratios_sorted
+        if len(ratios) < RATIOS_MIN:
+            return MARGIN_FIRST
+        return min(2.0, max(1.0, ratios[ceil(0.95 * len(ratios)) - 1]))
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """See ``CostModel``."""
+        return self._rate_tokens / self._rate_s
+
+    def step_ns(self, load: Load) -> int:
+        """See ``CostModel``."""
+        return int(self._coefficients.predict_ns(load))
+
+    def chunk_tokens_max(
+        self, load: Load, past_tokens: int, budget_ns: int, tokens_max: int
+    ) -> int:
+        """See ``CostModel``."""
+        return largest_chunk(self, load, past_tokens, budget_ns, tokens_max)
+
+    def observe(self, load: Load, duration_ns: int) -> None:
+        """Add one measured step; refits every few steps."""
+        predicted_ns = max(1.0, self._coefficients.predict_ns(load))
+        ratio = duration_ns / predicted_ns
+        self._keep_ratio(ratio)
+        ratio = min(RATIO_MAX, max(1 / RATIO_MAX, ratio))
+        prefill_tokens = load.tokens - load.decode_rows
+        if prefill_tokens:
+            self._rate_tokens = RATE_FORGET * self._rate_tokens + prefill_tokens
+            self._rate_s = RATE_FORGET * self._rate_s + ratio * predicted_ns / 1e9
+        scale = 1e6 / predicted_ns  # milliseconds keep the sums near 1
+        features = [
+            feature / typical * scale for feature, typical in zip((1, *load), TYPICAL, strict=True)
+        ]
+        kind = 1 if prefill_tokens else 0
+        products = [a * b for a in features for b in features]
+        self._gram[kind] = [
+            FORGET * old + new for old, new in zip(self._gram[kind], products, strict=True)
+        ]
+        self._moment[kind] = [
+            FORGET * old + ratio * new
+            for old, new in zip(self._moment[kind], features, strict=True)
+        ]
+        self._observed += 1
+        if self._observed % REFIT_STEPS == 0 or self._observed in (2, 4, 8):
+            self._refit()
+
+    def _keep_ratio(self, ratio: float) -> None:
+        if len(self._ratios) == RATIOS_KEPT:
+            del self._ratios_sorted[bisect_left(self._ratios_sorted, self._ratios[0])]
+        self._ratios.append(ratio)
+        insort(self._ratios_sorted, ratio)
+
+    def _refit(self) -> None:
+        seed = self._seed
+        units_ms = [
+            seed.step_ns * TYPICAL[0] / 1e6,
+            seed.token_ns * TYPICAL[1] / 1e6,
+            seed.row_ns * TYPICAL[2] / 1e6,
+            seed.decode_context_ns * TYPICAL[3] / 1e6,
+            seed.chunk_context_ns * TYPICAL[4] / 1e6,
+        ]
+        prior = PRIOR_STEPS / max(1e-6, sum(units_ms)) ** 2
+        gram = [a + b for a, b in zip(*self._gram, strict=True)]
+        moment = [a + b for a, b in zip(*self._moment, strict=True)]
+        for index, unit_ms in enumerate(units_ms):
+            gram[index * 6] += prior
+            moment[index] += prior * unit_ms
+        rows = [gram[start : start + 5] for start in range(0, 25, 5)]
+        fitted = nonnegative_least_squares(rows, moment)
+        self._coefficients = Coefficients(
+            *(unit_ms * 1e6 / typical for unit_ms, typical in zip(fitted, TYPICAL, strict=True))
+        )
+
+
+def nonnegative_least_squares(gram: Seq[Seq[float]], moment: Seq[float]) -> list[float]:
+    """Minimise ``x'Gx - 2m'x`` over ``x >= 0`` for a positive definite ``G``.
+
+    The active-set method of Lawson and Hanson (Solving Least Squares Problems, 1974, chapter 23) on
+    the normal equations.
+    """
+    size = len(moment)
+    solution = [0.0] * size
+    passive: list[int] = []
+    tolerance = 1e-12 * max(1e-300, *(abs(value) for value in moment))
+    for _ in range(4 * size):
+        slopes = {
+            index: moment[index] - sum(g * x for g, x in zip(gram[index], solution, strict=True))
+            for index in range(size)
+            if index not in passive
+        }
+        best = max(slopes, key=lambda index: slopes[index], default=None)
+        if best is None or slopes[best] <= tolerance:
+            break
+        passive.append(best)
+        _solve_passive(gram, moment, solution, passive)
+    return solution
+
+
+def _solve_passive(
+    gram: Seq[Seq[float]], moment: Seq[float], solution: list[float], passive: list[int]
+) -> None:
+    """Move ``solution`` to the optimum of the passive variables; those at zero leave them."""
+    while passive:
+        target = _solve(
+            [[gram[i][j] for j in passive] for i in passive], [moment[i] for i in passive]
+        )
+        falling = [
+            solution[i] / (solution[i] - x)
+            for i, x in zip(passive, target, strict=True)
+            if x <= 0 and solution[i] > x
+        ]
+        share = min([1.0, *falling]) if any(x <= 0 for x in target) else 1.0
+        for i, x in zip(passive, target, strict=True):
+            solution[i] += share * (x - solution[i])
+        kept = [i for i, x in zip(passive, target, strict=True) if x > 0 or solution[i] > 1e-15]
+        for i in passive:
+            if i not in kept:
+                solution[i] = 0.0
+        if len(kept) == len(passive):
+            return
+        passive[:] = kept
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination; a positive definite matrix needs no pivoting."""
+    size = len(right)
+    for column in range(size):
+        for row in range(column + 1, size):
+            factor = matrix[row][column] / matrix[column][column]
+            for k in range(column, size):
+                matrix[row][k] -= factor * matrix[column][k]
+            right[row] -= factor * right[column]
+    for row in range(size - 1, -1, -1):
+        known = sum(matrix[row][k] * right[k] for k in range(row + 1, size))
+        right[row] = (right[row] - known) / matrix[row][row]
+    return right

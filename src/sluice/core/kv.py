@@ -1,0 +1,215 @@
+"""The ledger of KV blocks of one replica, with a prefix cache over full blocks.
+
+Accounting only: which block belongs to which table, which computed blocks can be shared, which may
+be reclaimed. ``core/batching.py`` decides who gets blocks; the executor owns the memory behind the
+ids.
+
+The prefix cache is a tree. A node is a full, computed block, identified by its parent node and the
+exact tokens in it, so two prefixes are the same node only if every token is equal. A table that
+holds a node holds all of the node's ancestors. Therefore a node without references has no
+referenced descendant, and because a table gives its blocks back from the last to the first,
+``_idle`` always has children in front of their parents: reclaiming from its front takes the least
+recently used leaf.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+from sluice.core.errors import InternalError
+
+
+class NodeKey(NamedTuple):
+    """Identity of a cached block: the node before it (``None`` at the root) and its tokens."""
+
+    parent: int | None
+    tokens: tuple[int, ...]
+
+
+class Node(NamedTuple):
+    """A computed block that later prompts may share. Node ids are never used again."""
+
+    id: int
+    block: int
+    key: NodeKey
+
+
+class BlockTable:
+    """The blocks of one sequence, in the order of its tokens. Changed by the ledger alone.
+
+    ``ids`` is the tuple that rows carry, rebuilt only when the table changes. ``published`` counts
+    the leading blocks that are nodes of the prefix tree, ``tail`` is the last of those nodes.
+    """
+
+    __slots__ = ("blocks", "ids", "published", "tail")
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        self.ids: tuple[int, ...] = ()
+        self.published = 0
+        self.tail: int | None = None
+
+
+class BlockLedger:
+    """Counts every block as free, idle (cached, unreferenced) or referenced by tables."""
+
+    def __init__(self, blocks_total: int, block_size: int, *, prefix_cache: bool = True) -> None:
+        self.blocks_total = blocks_total
+        self.block_size = block_size
+        self.prefix_cache = prefix_cache
+        self.shared = 0  # blocks with two references or more
+        self._free = list(range(blocks_total - 1, -1, -1))
+        self._references = [0] * blocks_total
+        self._nodes: dict[NodeKey, Node] = {}
+        self._node_of_block: dict[int, Node] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._nodes_made = 0
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had at once: free ones, and idle ones that would be reclaimed."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def cached(self) -> int:
+        """Blocks in the prefix tree, referenced or idle."""
+        return len(self._nodes)
+
+    @property
+    def used(self) -> int:
+        """Referenced blocks; a shared one counts once."""
+        return self.blocks_total - self.available
+
+    def blocks_for(self, tokens: int) -> int:
+        """Number of blocks whose cells hold that many tokens."""
+        return -(-tokens // self.block_size)
+
+    def private(self, table: BlockTable) -> int:
+        """Blocks that would become available if this table were released."""
+        return list(map(self._references.__getitem__, table.blocks)).count(1)
+
+    def attach(self, table: BlockTable, tokens: Seq[int]) -> int:
+        """Give an empty table the longest cached prefix of ``tokens``; returns its token count.
+
+        The last token is never taken from the cache, since its logits are needed.
+        """
+        if not self.prefix_cache:
+            return 0
+        size = self.block_size
+        for start in range(0, (len(tokens) - 1) // size * size, size):
+            node = self._nodes.get(NodeKey(table.tail, tuple(tokens[start : start + size])))
+            if node is None:
+                break
+            self._reference(node.block)
+            table.blocks.append(node.block)
+            table.published += 1
+            table.tail = node.id
+        table.ids = tuple(table.blocks)
+        return len(table.blocks) * size
+
+    def grow(self, table: BlockTable, tokens: int) -> bool:
+        """Extend the table so that it holds ``tokens``; False and no change where blocks lack."""
+        missing = self.blocks_for(tokens) - len(table.blocks)
+        if missing <= 0:
+            return True
+        if missing > self.available:
+            return False
+        for _ in range(missing):
+            block = self._free.pop() if self._free else self._reclaim()
+            self._references[block] = 1
+            table.blocks.append(block)
+        table.ids = tuple(table.blocks)
+        return True
+
+    def publish(self, table: BlockTable, tokens: Seq[int], computed: int) -> None:
+        """Enter the table's full blocks below ``computed`` into the prefix tree.
+
+        Where an equal block is there already the table takes that one and gives its own back, which
+        keeps each content once and each table's published blocks a path of the tree.
+        """
+        if not self.prefix_cache:
+            return
+        size = self.block_size
+        for index in range(table.published, computed // size):
+            key = NodeKey(table.tail, tuple(tokens[index * size : (index + 1) * size]))
+            block = table.blocks[index]
+            node = self._nodes.get(key)
+            if node is None:
+                node = self._enter(key, block)
+            elif node.block != block:
+                self._reference(node.block)
+                self._dereference(block)
+                table.blocks[index] = node.block
+                table.ids = tuple(table.blocks)
+            table.published += 1
+            table.tail = node.id
+
+    def release(self, table: BlockTable) -> None:
+        """Take all blocks of the table back; published ones stay cached until reclaimed."""
+        for block in reversed(table.blocks):
+            self._dereference(block)
+        table.blocks = []
+        table.ids = ()
+        table.published = 0
+        table.tail = None
+
+    def check(self, tables: Seq[BlockTable]) -> None:
+        """Raise ``InternalError`` unless every block is accounted for exactly once. For tests."""
+        references = [0] * self.blocks_total
+        for table in tables:
+            if table.ids != tuple(table.blocks) or len(set(table.blocks)) != len(table.blocks):
+                raise InternalError("a block table is inconsistent")
+            for block in table.blocks:
+                references[block] += 1
+        idle = [block for block in self._node_of_block if references[block] == 0]
+        referenced = sum(1 for count in references if count)
+        problems = {
+            "reference counts": references != self._references,
+            "idle blocks": sorted(idle) != sorted(self._idle),
+            "shared blocks": self.shared != sum(1 for count in references if count > 1),
+            "conservation": len(self._free) + len(idle) + referenced != self.blocks_total,
+            "free blocks": any(references[block] for block in self._free),
+            "idle order": not self._children_first(),
+        }
+        found = [name for name, wrong in problems.items() if wrong]
+        if found:
+            raise InternalError(f"the block ledger does not balance: {', '.join(found)}")
+
+    def _children_first(self) -> bool:
+        order = {self._node_of_block[block].id: place for place, block in enumerate(self._idle)}
+        for block in self._idle:
+            node = self._node_of_block[block]
+            parent = node.key.parent
+            if parent in order and order[parent] < order[node.id]:
+                return False
+        return True
+
+    def _enter(self, key: NodeKey, block: int) -> Node:
+        self._nodes_made += 1
+        node = Node(self._nodes_made, block, key)
+        self._nodes[key] = node
+        self._node_of_block[block] = node
+        return node
+
+    def _reference(self, block: int) -> None:
+        count = self._references[block] = self._references[block] + 1
+        if count == 1:
+            del self._idle[block]
+        elif count == 2:
+            self.shared += 1
+
+    def _dereference(self, block: int) -> None:
+        count = self._references[block] = self._references[block] - 1
+        if count == 1:
+            self.shared -= 1
+        elif count == 0:
+            if block in self._node_of_block:
+                self._idle[block] = None
+            else:
+                self._free.append(block)
+
+    def _reclaim(self) -> int:
+        block, _ = self._idle.popitem(last=False)
+        node = self._node_of_block.pop(block)
+        del self._nodes[node.key]
+        return block

@@ -1,0 +1,119 @@
+"""How much longer sequences will run, and how many blocks that will take at the worst moment.
+
+Pure arithmetic for the admission check of ``core/policies.py``: a window of observed output
+lengths, and the peak of KV use over the future of a set of sequences that decode in lock step.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+KEPT = 512
+HISTORY_MIN = 50  # fewer observations say too little about a tail
+TAIL_MIN = 5
+QUANTILE_MIN = 0.9
+QUANTILE_MAX = 0.99
+QUANTILE_UP = 0.05  # after each preemption: the predictions were too short
+QUANTILE_DOWN = 0.001  # after each ending
+
+
+class OutputLengths:
+    """Observed output lengths and the quantile of them that predictions use."""
+
+    def __init__(self) -> None:
+        self._window: deque[int] = deque(maxlen=KEPT)
+        self._sorted: list[int] = []
+        self.quantile = QUANTILE_MIN
+
+    def observe(self, tokens: int) -> None:
+        """A sequence ended by itself after this many tokens."""
+        if len(self._window) == KEPT:
+            del self._sorted[bisect_left(self._sorted, self._window[0])]
+        self._window.append(tokens)
+        insort(self._sorted, tokens)
+        self.quantile = max(QUANTILE_MIN, self.quantile - QUANTILE_DOWN)
+
+    def missed(self) -> None:
+        """A preemption showed that predictions were too short."""
+        self.quantile = min(QUANTILE_MAX, self.quantile + QUANTILE_UP)
+
+    def remaining(self, produced: int, remaining_max: int) -> int:
+        """Predicted further tokens of a sequence that produced some: at least 1, at most the limit.
+
+        The conditional quantile of the observed lengths above ``produced``; the limit itself while
+        the history is thin.
+        """
+        first = bisect_right(self._sorted, produced)
+        longer = len(self._sorted) - first
+        if len(self._sorted) < HISTORY_MIN or longer < TAIL_MIN:
+            return remaining_max
+        length = self._sorted[first + min(longer - 1, int(self.quantile * longer))]
+        return max(1, min(length - produced, remaining_max))
+
+
+class Holding(NamedTuple):
+    """One sequence's blocks, for looking ahead.
+
+    Its cells after ``t`` further tokens are ``cells + t``; ``private`` blocks come back when it
+    ends and ``blocks`` is the length of its whole table.
+    """
+
+    cells: int
+    remaining: int
+    private: int
+    blocks: int
+
+    def private_after(self, tokens: int, block_size: int) -> int:
+        """Its private blocks once it has produced that many more tokens."""
+        return self.private + max(0, -(-(self.cells + tokens) // block_size) - self.blocks)
+
+    def after(self, tokens: int, block_size: int) -> "Holding":
+        """The same sequence later."""
+        grown = self.private_after(tokens, block_size)
+        return Holding(
+            self.cells + tokens,
+            self.remaining - tokens,
+            grown,
+            self.blocks + grown - self.private,
+        )
+
+
+def peak_blocks(holdings: Seq[Holding], shared: int, block_size: int) -> int:
+    """Most blocks in use at once if each sequence runs for its remaining tokens, one per step.
+
+    Use grows between endings, so it peaks at one of them: with the sequences sorted by remaining
+    length, longest first, the i-th ending happens when the first i are all still there (the formula
+    of LightLLM's router, in blocks). ``shared`` blocks are counted as held throughout.
+    """
+    ordered = sorted(holdings, key=lambda holding: -holding.remaining)
+    peak = 0
+    for count, last in enumerate(ordered, 1):
+        steps = last.remaining
+        held = 0
+        for cells, _, private, blocks in ordered[:count]:
+            growth = -(-(cells + steps) // block_size) - blocks
+            held += private + growth if growth > 0 else private
+        peak = max(peak, held)
+    return shared + peak
+
+
+def later(holdings: Seq[Holding], steps: int, block_size: int) -> list[Holding]:
+    """The sequences that are left after that many steps."""
+    return [holding.after(steps, block_size) for holding in holdings if holding.remaining > steps]
+
+
+def steps_until_fit(
+    holdings: Seq[Holding], candidate: Holding, shared: int, block_size: int, blocks: int
+) -> int:
+    """Steps after which enough of ``holdings`` have ended for the candidate to fit."""
+    endings = sorted({holding.remaining for holding in holdings})
+    low, high = 0, len(endings) - 1
+    while low < high:
+        middle = (low + high) // 2
+        left = later(holdings, endings[middle], block_size)
+        if peak_blocks([*left, candidate], shared, block_size) <= blocks:
+            high = middle
+        else:
+            low = middle + 1
+    return endings[low] if endings else 0

@@ -1,0 +1,69 @@
+"""Writes what a replica decides to the journal: the facts of each step, and all that replay needs.
+
+Called by the live driver after every event. It reads events and effects and changes nothing; what a
+record looks like is in ``telemetry.records``, how events become plain records in ``recording``.
+"""
+
+from collections.abc import Sequence
+
+from sluice.core.events import (
+    ReplicaEffect,
+    ReplicaEvent,
+    Report,
+    RunStep,
+    StepDone,
+    StepFailed,
+)
+from sluice.core.step import Plan, Row
+from sluice.telemetry import records
+from sluice.telemetry.journal import JournalWriter
+
+
+class Recorder:
+    """Records one replica. ``journal`` is ``None`` where none is kept."""
+
+    def __init__(self, journal: JournalWriter | None, replica_id: str) -> None:
+        self._journal = journal
+        self._replica_id = replica_id
+        self._plan: Plan | None = None
+
+    def record(self, event: ReplicaEvent, now_ns: int, effects: Sequence[ReplicaEffect]) -> None:
+        """Record an event, when it came, and what was decided."""
+        if self._journal is None:
+            return
+        if isinstance(event, StepDone | StepFailed):
+            self._record_step(event, now_ns, effects)
+        for effect in effects:
+            if isinstance(effect, RunStep):
+                self._plan = effect.plan
+
+    def _record_step(
+        self, event: StepDone | StepFailed, now_ns: int, effects: Sequence[ReplicaEffect]
+    ) -> None:
+        plan = self._plan
+        if self._journal is None or plan is None or plan.step != event.step:
+            return
+        report = next((effect for effect in effects if isinstance(effect, Report)), None)
+        self._journal.append(
+            records.Step(
+                now_ns,
+                self._replica_id,
+                plan.step,
+                plan.predicted_ns,
+                event.duration_ns if isinstance(event, StepDone) else 0,
+                tuple(row.sequence for row in plan.rows if _is_decode(row)),
+                tuple(
+                    records.Chunk(*row.sequence, len(row.tokens), row.past_tokens)
+                    for row in plan.rows
+                    if not _is_decode(row)
+                ),
+                blocks_free=0 if report is None else report.blocks_free,
+                running=0 if report is None else report.running,
+                waiting=0 if report is None else report.waiting,
+                error=event.error if isinstance(event, StepFailed) else "",
+            )
+        )
+
+
+def _is_decode(row: Row) -> bool:
+    return row.sample and len(row.tokens) == 1 and row.past_tokens > 0

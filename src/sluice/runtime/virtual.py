@@ -1,0 +1,207 @@
+"""The driver in virtual time: replicas run from an event heap on one thread, without waiting.
+
+It performs what ``runtime/realtime.py`` performs, at the instant at which it would have happened.
+The same events in give the same effects out. Where an executor can say what several decode steps in
+a row will give (``Foreseeing``), they are taken at once, as far as no other event falls into them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from typing import Protocol, assert_never, runtime_checkable
+
+from sluice.core.events import (
+    Drained,
+    Emit,
+    End,
+    ReplicaEffect,
+    ReplicaEvent,
+    Report,
+    RunStep,
+    SequenceEnded,
+    StepDone,
+    StepFailed,
+    Submitted,
+    WakeAt,
+    Woken,
+)
+from sluice.core.replica import Replica, Stretch
+from sluice.core.request import Request, SequenceId
+from sluice.core.sampling import Sampling
+from sluice.core.step import Plan, Sampled, StopReason
+from sluice.executors.base import StepError, StepExecutor
+
+GREEDY = Sampling(temperature=0.0)
+STRETCH_STEPS_MAX = 256
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """The further ability of an executor whose steps are known in advance."""
+
+    def foresee(self, plan: Plan, steps: int) -> Stretch:
+        """What up to that many steps of a decode-only plan give, before any sequence stops."""
+        ...
+
+
+Observer = Callable[[str, ReplicaEvent, int, Sequence[ReplicaEffect]], None]
+
+
+def ignore(
+    replica_id: str, event: ReplicaEvent, now_ns: int, effects: Sequence[ReplicaEffect]
+) -> None:
+    """Observe nothing."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One replica in the driver. ``wakes`` counts wishes: only the latest one is fulfilled."""
+
+    id: str
+    replica: Replica
+    executor: StepExecutor
+    foreseeing: Foreseeing | None
+    wakes: int = 0
+    choices: dict[str, int] = field(default_factory=dict)
+
+
+class VirtualDriver:
+    """Runs replicas until nothing is left to happen.
+
+    ``end_tokens`` are the token ids at which a sequence stops. ``observe`` sees every event with
+    its time and effects; of a stretch, of at most ``stretch_steps_max`` steps, only what follows it
+    (0 for one step at a time). ``now_ns`` is the time of the event in hand; observers may call
+    ``at`` and ``submit`` for then or later.
+    """
+
+    def __init__(
+        self,
+        *,
+        end_tokens: frozenset[int] = frozenset(),
+        observe: Observer = ignore,
+        stretch_steps_max: int = STRETCH_STEPS_MAX,
+    ) -> None:
+        self.now_ns = 0
+        self.events = 0
+        self.steps = 0
+        self._end_tokens = end_tokens
+        self._observe = observe
+        self._stretch_steps_max = stretch_steps_max
+        self._seats: dict[str, _Seat] = {}
+        self._heap: list[tuple[int, int, _Seat, ReplicaEvent, int | None]] = []
+        self._pushed = 0
+        self._sampling: dict[str, Sampling] = {}
+
+    def add(self, replica_id: str, replica: Replica, executor: StepExecutor) -> None:
+        """Add a replica; its executor is loaded."""
+        foreseeing = executor if isinstance(executor, Foreseeing) else None
+        self._seats[replica_id] = _Seat(replica_id, replica, executor, foreseeing)
+
+    def at(self, at_ns: int, replica_id: str, event: ReplicaEvent) -> None:
+        """Let an event happen."""
+        self._push(at_ns, self._seats[replica_id], event, None)
+
+    def submit(
+        self, at_ns: int, replica_id: str, request: Request, sampling: Sampling = GREEDY
+    ) -> None:
+        """Let a request arrive at a replica."""
+        self._sampling[request.id] = sampling
+        self.at(at_ns, replica_id, Submitted(request))
+
+    def run(self, until_ns: int | None = None) -> None:
+        """Let everything happen that is due, up to and including ``until_ns``."""
+        while self._heap and (until_ns is None or self._heap[0][0] <= until_ns):
+            self.now_ns, _, seat, event, wake = heappop(self._heap)
+            if wake is not None and wake != seat.wakes:
+                continue  # a later wish replaced this one
+            self._handle(seat, event)
+
+    def _push(self, at_ns: int, seat: _Seat, event: ReplicaEvent, wake: int | None) -> None:
+        self._pushed += 1
+        heappush(self._heap, (at_ns, self._pushed, seat, event, wake))
+
+    def _handle(self, seat: _Seat, event: ReplicaEvent) -> None:
+        if isinstance(event, Submitted):
+            self._open(seat, event.request)
+        self.events += 1
+        effects = seat.replica.handle(event, self.now_ns)
+        self._observe(seat.id, event, self.now_ns, effects)
+        plan = None
+        for effect in effects:
+            match effect:
+                case RunStep():
+                    plan = effect.plan
+                case SequenceEnded():
+                    seat.executor.end_sequence(effect.sequence)
+                case End():
+                    self._close(seat, effect.request_id)
+                case WakeAt():
+                    seat.wakes += 1
+                    self._push(effect.at_ns, seat, Woken(), seat.wakes)
+                case Emit() | Report() | Drained():
+                    pass
+                case _:
+                    assert_never(effect)
+        if plan is not None:
+            self._step(seat, plan)
+
+    def _open(self, seat: _Seat, request: Request) -> None:
+        sampling = self._sampling.pop(request.id, GREEDY)
+        seat.choices[request.id] = request.choices
+        for choice in range(request.choices):
+            own = (
+                sampling
+                if sampling.seed is None
+                else replace(sampling, seed=sampling.seed + choice)
+            )
+            seat.executor.open_sequence(SequenceId(request.id, choice), own, request.prompt)
+
+    def _close(self, seat: _Seat, request_id: str) -> None:
+        for choice in range(seat.choices.pop(request_id, 0)):
+            seat.executor.end_sequence(SequenceId(request_id, choice))
+
+    def _step(self, seat: _Seat, plan: Plan) -> None:
+        """Run a plan that starts now; its result happens when its duration is over."""
+        start_ns = self.now_ns
+        if seat.foreseeing is not None and self._stretch_steps_max:
+            plan, start_ns = self._stretch(seat, seat.foreseeing, plan)
+        self.steps += 1
+        try:
+            outcome = seat.executor.run(plan)
+        except StepError as error:
+            failed = StepFailed(plan.step, error.blamed, str(error))
+            self._push(start_ns, seat, failed, None)
+            return
+        sampled = outcome.sampled
+        if self._end_tokens:
+            sampled = tuple(self._stopped(token) for token in sampled)
+        done = StepDone(plan.step, sampled, outcome.duration_ns)
+        self._push(start_ns + outcome.duration_ns, seat, done, None)
+
+    def _stretch(self, seat: _Seat, executor: Foreseeing, plan: Plan) -> tuple[Plan, int]:
+        """Take the steps at once that are over before anything else happens.
+
+        Returns the plan that runs after them and when it starts.
+        """
+        horizon = min(seat.replica.horizon(), self._stretch_steps_max)
+        if horizon < 1:
+            return plan, self.now_ns
+        stretch = executor.foresee(plan, horizon)
+        start_ns, steps = self.now_ns, 0
+        next_ns = self._heap[0][0] if self._heap else None
+        for duration_ns in stretch.durations_ns:
+            if next_ns is not None and start_ns + duration_ns >= next_ns:
+                break
+            start_ns += duration_ns
+            steps += 1
+        if steps == 0:
+            return plan, self.now_ns
+        self.steps += steps
+        tokens = tuple(row[:steps] for row in stretch.tokens)
+        taken = Stretch(tokens, stretch.durations_ns[:steps])
+        return seat.replica.skip(taken).plan, start_ns
+
+    def _stopped(self, sampled: Sampled) -> Sampled:
+        if sampled.token in self._end_tokens:
+            return Sampled(sampled.sequence, sampled.token, StopReason.END_TOKEN)
+        return sampled

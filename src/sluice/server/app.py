@@ -1,0 +1,174 @@
+"""The HTTP surface: the route table, who is let in, and the one place where a request's errors end.
+
+Order of one request: request id, key, route, method, answer, error. ``serve`` runs the app;
+``wiring`` makes it. Nothing here knows how calls are served; that is the ``Gateway``.
+"""
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from sluice.config.sections import ServerSection
+from sluice.core.errors import ExecutorError, Overloaded, RequestError, SluiceError
+from sluice.server import models
+from sluice.server.auth import Keys
+from sluice.server.chat import chat
+from sluice.server.completions import completions
+from sluice.server.exchange import ClientLeft, Ending, Exchange, Receive, Scope, Send
+from sluice.server.limits import Limits
+from sluice.server.ports import Gateway
+from sluice.server.problems import Problem, method_refused, problem_of, unknown_path
+from sluice.server.responses import responses
+from sluice.server.stamp import Stamp
+
+_log = logging.getLogger("sluice.server")
+
+Answer = Callable[[Exchange, Gateway, Stamp], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One path: its method and who answers."""
+
+    method: str
+    answer: Answer
+
+
+# Every path that is served, compared byte for byte with the path as sent: another spelling of a
+# path is another path. Who may call which is decided in ``auth``, before this table is looked at.
+ROUTES: Mapping[bytes, Route] = {
+    b"/v1/chat/completions": Route("POST", chat),
+    b"/v1/completions": Route("POST", completions),
+    b"/v1/responses": Route("POST", responses),
+    b"/v1/models": Route("GET", models.list_models),
+    b"/health": Route("GET", models.health),
+    b"/ready": Route("GET", models.ready),
+    b"/metrics": Route("GET", models.metrics),
+    b"/admin/replicas": Route("GET", models.replicas),
+}
+ONE_MODEL = Route("GET", models.one_model)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where time and identity come from.
+
+    ``wall_s`` is Unix time, ``monotonic_ns`` the clock of ``Call.arrived_ns``; ``new_id`` makes an
+    id that no other call has. ``version`` names the software in ``system_fingerprint``.
+    """
+
+    wall_s: Callable[[], float]
+    monotonic_ns: Callable[[], int]
+    new_id: Callable[[], str]
+    version: str = ""
+
+
+def create_app(
+    gateway: Gateway, section: ServerSection, sources: Sources, limits: Limits | None = None
+) -> AsgiApp:
+    """The ASGI app. ``limits`` replaces those that the section gives, for tests."""
+    app = App(gateway, Keys.of(section), sources, limits or Limits.of(section))
+    if not section.cors_origins:
+        return app
+    # Only servers that web pages may call pay for this import.
+    from starlette.middleware.cors import CORSMiddleware  # noqa: PLC0415
+
+    return CORSMiddleware(
+        app,
+        allow_origins=section.cors_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("authorization", "content-type", "x-request-id"),
+        expose_headers=("x-request-id", "retry-after", "retry-after-ms", "x-should-retry"),
+    )
+
+
+class App:
+    """The ASGI callable."""
+
+    def __init__(self, gateway: Gateway, keys: Keys, sources: Sources, limits: Limits) -> None:
+        self._gateway = gateway
+        self._keys = keys
+        self._sources = sources
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request, or take part in the host's start and stop."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            raise RuntimeError(f"{scope['type']} connections are not served")
+        call_id, now_ns = self._sources.new_id(), self._sources.monotonic_ns()
+        exchange = Exchange(scope, receive, send, self._limits, call_id, now_ns)
+        try:
+            await self._answer(exchange)
+        except ClientLeft:
+            pass
+        except asyncio.CancelledError:
+            if exchange.cut is None:
+                raise  # cancelled from outside
+            await self._cut_short(exchange)
+        except SluiceError as error:
+            await self._refuse(exchange, error)
+        except Exception as error:  # noqa: BLE001  boundary of one request: others go on
+            _log_bug(exchange, error)
+            await exchange.refuse(problem_of(error))
+
+    async def _answer(self, exchange: Exchange) -> None:
+        exchange.tenant = self._keys.admit(exchange.path, exchange.header_values(b"authorization"))
+        route = ROUTES.get(exchange.path)
+        if route is None and exchange.path.startswith(models.MODELS_PREFIX):
+            route = ONE_MODEL
+        if route is None:
+            await self._turn_away(exchange, unknown_path())
+            return
+        allowed = "GET, HEAD, OPTIONS" if route.method == "GET" else f"{route.method}, OPTIONS"
+        if exchange.method == "OPTIONS":
+            await exchange.reply(200, b"", [(b"allow", allowed.encode())])
+        elif exchange.method == route.method or (exchange.method, route.method) == ("HEAD", "GET"):
+            stamp = Stamp(exchange.call_id, int(self._sources.wall_s()), "", self._sources.version)
+            await route.answer(exchange, self._gateway, stamp)
+        else:
+            await self._turn_away(exchange, method_refused(allowed))
+
+    async def _turn_away(self, exchange: Exchange, problem: Problem) -> None:
+        self._gateway.refused("", problem.code)
+        await exchange.refuse(problem)
+
+    async def _refuse(self, exchange: Exchange, error: SluiceError) -> None:
+        problem = problem_of(error)
+        if problem.status >= 500 and not isinstance(error, Overloaded):
+            _log.warning("request %s: %s", exchange.request_id, type(error).__name__)
+        if isinstance(error, RequestError) and not exchange.handed_over:
+            # Made-up names must not become metric labels.
+            known = any(card.id == exchange.model for card in self._gateway.models())
+            self._gateway.refused(exchange.model if known else "", problem.code)
+        await exchange.refuse(problem)
+
+    async def _cut_short(self, exchange: Exchange) -> None:
+        """The exchange cancelled its own task: the client left, stalled, or time is up."""
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        if exchange.cut is Ending.OVERDUE:
+            late = ExecutorError("No answer was complete within the longest life of a request.")
+            late.status = 504
+            await exchange.refuse(problem_of(late))
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Nothing starts or stops with the app: ``wiring`` owns the gateway."""
+    while True:
+        message = await receive()
+        await send({"type": message["type"] + ".complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+def _log_bug(exchange: Exchange, error: Exception) -> None:
+    """Log where it happened. The error's words are left out: they may quote a prompt."""
+    frames = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)))
+    _log.error("request %s: %s\n%s", exchange.request_id, type(error).__name__, frames)

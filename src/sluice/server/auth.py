@@ -1,0 +1,121 @@
+"""Who may call what: API keys, the admin key, and the explicit list of routes that need neither.
+
+``app`` asks ``Keys.admit`` before it looks for a route, so a path that nobody listed needs a key
+whether or not anything is served there, and no spelling of a path can reach a route around the
+check. Keys are known by their SHA-256 digests only.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from sluice.config.sections import ServerSection
+from sluice.core.errors import Forbidden, Unauthorized
+
+
+class Permission(Enum):
+    """What a route asks of its caller."""
+
+    OPEN = "open"
+    METRICS = "metrics"  # open, or either key, as the settings say
+    INFERENCE = "inference"
+    ADMIN = "admin"
+
+
+# Compared with the raw path byte for byte: another spelling of these is not on the list.
+PERMISSIONS = {
+    b"/health": Permission.OPEN,
+    b"/ready": Permission.OPEN,
+    b"/metrics": Permission.METRICS,
+}
+ADMIN_PREFIX = b"/admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Digests of the keys that are accepted. With no API key at all, inference needs none."""
+
+    api: tuple[bytes, ...] = ()
+    admin: bytes | None = None
+    metrics_open: bool = True
+
+    @classmethod
+    def of(cls, section: ServerSection) -> "Keys":
+        """The keys that the settings name."""
+        admin = section.admin_key_digest
+        return cls(
+            api=tuple(bytes.fromhex(digest) for digest in section.api_key_digests),
+            admin=bytes.fromhex(admin) if admin is not None else None,
+            metrics_open=section.metrics_open,
+        )
+
+    def admit(self, raw_path: bytes, authorization: Sequence[bytes]) -> str:
+        """Check a caller and name its tenant, ``""`` where it has none.
+
+        Raises ``Unauthorized`` without a known key and ``Forbidden`` for a known key that does not
+        carry the permission.
+        """
+        permission = permission_of(raw_path)
+        if permission is Permission.OPEN:
+            return ""
+        if permission is Permission.METRICS and (self.metrics_open or not self.api):
+            return ""
+        if permission is Permission.INFERENCE and not self.api:
+            return ""
+        if permission is Permission.ADMIN and self.admin is None:
+            raise Forbidden(
+                "/admin is closed: set the admin key (server.admin_key_env) to open it."
+            )
+        return self._check(permission, authorization)
+
+    def _check(self, permission: Permission, authorization: Sequence[bytes]) -> str:
+        digest = _presented(authorization)
+        is_api = _contains(self.api, digest)
+        is_admin = self.admin is not None and hmac.compare_digest(self.admin, digest)
+        if permission is Permission.ADMIN and is_admin:
+            return ""
+        if permission is Permission.METRICS and (is_admin or is_api):
+            return ""
+        if permission is Permission.INFERENCE and is_api:
+            return f"key-{digest.hex()[:12]}"
+        if is_api or is_admin:
+            raise Forbidden("This key is known and does not carry the permission for this path.")
+        raise Unauthorized("This API key is not known here.")
+
+
+def permission_of(raw_path: bytes) -> Permission:
+    """What a path asks for; every path that is not listed asks for an API key or the admin key.
+
+    Anything that any spelling rule could read as ``/admin`` asks for the admin key.
+    """
+    listed = PERMISSIONS.get(raw_path)
+    if listed is not None:
+        return listed
+    return Permission.ADMIN if raw_path.startswith(ADMIN_PREFIX) else Permission.INFERENCE
+
+
+def digest_of(key: str) -> str:
+    """The digest under which a key is kept."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _presented(authorization: Sequence[bytes]) -> bytes:
+    """Digest of the key in an ``Authorization: Bearer`` header."""
+    if not authorization:
+        raise Unauthorized("An API key is needed: send it as 'Authorization: Bearer KEY'.")
+    if len(authorization) > 1:
+        raise Unauthorized("Several Authorization headers were sent; send one.")
+    scheme, _, key = authorization[0].strip().partition(b" ")
+    if scheme.lower() != b"bearer" or not key.strip():
+        raise Unauthorized("The Authorization header must read 'Bearer KEY'.")
+    return hashlib.sha256(key.strip()).digest()
+
+
+def _contains(digests: tuple[bytes, ...], digest: bytes) -> bool:
+    """Whether a digest is known, in a time that does not depend on which one it is."""
+    found = False
+    for known in digests:
+        found |= hmac.compare_digest(known, digest)
+    return found

@@ -1,0 +1,267 @@
+"""One HTTP request and its answer: reading the body, writing, and noticing that the client left.
+
+Routes get an ``Exchange`` and never see ASGI. It decides how long each wait may last (``Limits``)
+and what a gone client means: the route's task is cancelled, whatever it was waiting for, and what
+the route holds is released by its own ``finally``. What is answered is not decided here.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
+from enum import Enum
+from typing import Any
+
+from sluice.core.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
+from sluice.server.limits import Limits
+from sluice.server.problems import Headers, Problem
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+_PING = b": ping\n\n"
+# After its deadline a request has this long to be ended by the gateway, which knows why it is late.
+_OVERDUE_S = 5.0
+
+
+class Ending(Enum):
+    """Why an exchange was cut short."""
+
+    LEFT = "left"  # the client closed the connection
+    STALLED = "stalled"  # the client did not read for too long
+    OVERDUE = "overdue"  # the request outlived its longest life
+
+
+class ClientLeft(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+class Exchange:
+    """A request being answered. Used by one task; not shared.
+
+    ``model`` is the model asked for, once known. ``handed_over`` says that the gateway has the call
+    and counts what becomes of it.
+    """
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, limits: Limits, call_id: str, now_ns: int
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._receive, self._send = receive, send
+        self._writing_since: float | None = None
+        self._wrote = False
+        self._replied = False
+        self.scope = scope
+        self.limits = limits
+        self.method: str = scope["method"]
+        self.path: bytes = scope.get("raw_path") or scope["path"].encode()
+        self.headers: Headers = scope["headers"]
+        # ``serve`` notes when the first byte of the request came; another ASGI host does not.
+        self.arrived_ns: int = scope.get("state", {}).get("arrived_ns", now_ns)
+        self.call_id = call_id
+        self.request_id = self._own_request_id() or call_id
+        self.tenant = ""
+        self.model = ""
+        self.handed_over = False
+        self.started = False
+        self.streaming = False
+        self.cut: Ending | None = None
+
+    # ------------------------------------------------------------------------------- reading
+
+    def header(self, name: bytes) -> str | None:
+        """Value of a header, ``None`` where it is absent. Raises ``InvalidRequest`` for two."""
+        values = self.header_values(name)
+        if len(values) > 1:
+            told = name.decode()
+            raise InvalidRequest(f"The header {told} was sent more than once.", param=told)
+        return values[0].decode("latin-1").strip() if values else None
+
+    def header_values(self, name: bytes) -> list[bytes]:
+        """All values of a header; names are lower case."""
+        return [value for key, value in self.headers if key == name]
+
+    def _require_json(self) -> None:
+        """Refuse a body that does not say that it is plain JSON in UTF-8.
+
+        Web pages can make a browser send other types to this address without asking first.
+        """
+        value = self.header(b"content-type") or ""
+        kind, _, options = value.partition(";")
+        if kind.strip().lower() != "application/json":
+            told = value or "none"
+            message = f"The content type must be application/json; it was {told[:80]}."
+            raise InvalidRequest(message, param="content-type")
+        charset = options.replace(" ", "").replace('"', "").lower()
+        if charset not in {"", "charset=utf-8", "charset=utf8"}:
+            message = "The body must be UTF-8; leave the charset out of the content type."
+            raise InvalidRequest(message, param="content-type")
+        if (self.header(b"content-encoding") or "identity").lower() != "identity":
+            raise InvalidRequest("Send the body uncompressed.", param="content-encoding")
+
+    async def json_body(self) -> bytes:
+        """The whole body, which must say that it is JSON.
+
+        Raises ``InvalidRequest`` for another type, ``BodyTooLarge`` as soon as the size is known to
+        be over the limit, announced or counted, ``BodyTooSlow`` when it is not complete in time.
+        """
+        self._require_json()
+        announced = self.header(b"content-length")
+        if announced is not None and announced.isdecimal():
+            self._check_size(int(announced))
+        try:
+            async with asyncio.timeout(self.limits.body_s_max):
+                return await self._read_body()
+        except TimeoutError:
+            message = f"The body was not complete within {self.limits.body_s_max:g} s."
+            raise BodyTooSlow(message, param="body") from None
+
+    async def _read_body(self) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            part = message.get("body", b"")
+            size += len(part)
+            self._check_size(size)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _check_size(self, size: int) -> None:
+        limit = self.limits.body_bytes_max
+        if size > limit:
+            message = f"The body has {size} bytes or more; the limit is {limit} bytes."
+            raise BodyTooLarge(message, param="body")
+
+    def _own_request_id(self) -> str | None:
+        """The client's ``x-request-id``, where it is short and harmless enough to repeat."""
+        values = self.header_values(b"x-request-id")
+        text = values[0].decode("latin-1") if len(values) == 1 else ""
+        return text if _REQUEST_ID.fullmatch(text) else None
+
+    # ------------------------------------------------------------------------------- writing
+
+    async def reply(
+        self,
+        status: int,
+        body: bytes,
+        headers: Headers | tuple[tuple[bytes, bytes], ...] = (),
+        content_type: bytes = b"application/json",
+    ) -> None:
+        """Answer with a whole body."""
+        await self._start(
+            status,
+            [
+                (b"content-type", content_type),
+                (b"content-length", str(len(body)).encode()),
+                *headers,
+            ],
+        )
+        await self._write_last(b"" if self.method == "HEAD" else body)
+
+    async def refuse(self, problem: Problem) -> None:
+        """Answer with an error: as JSON, or inside the event stream where that has begun."""
+        if not self.started:
+            await self.reply(problem.status, problem.body(), problem.headers)
+        elif self.streaming and not self._replied:
+            await self._write_last(b"data: " + problem.body() + b"\n\n")
+
+    async def open_stream(self, headers: Headers) -> None:
+        """Begin an event stream; from here on errors can only be events."""
+        await self._start(
+            200,
+            [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+                *headers,
+            ],
+        )
+        self.streaming = True
+
+    async def write(self, events: bytes) -> None:
+        """Send events, waiting while the client does not read (``Limits.send_s_max`` at most)."""
+        self._writing_since = self._loop.time()
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        self._writing_since = None
+        self._wrote = True
+
+    async def close_stream(self, events: bytes) -> None:
+        """Send the last events of a stream."""
+        await self._write_last(events)
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        headers.append((b"x-request-id", self.request_id.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write_last(self, body: bytes) -> None:
+        self._replied = True
+        self._writing_since = self._loop.time()
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        self._writing_since = None
+
+    # ---------------------------------------------------------------------------- attendance
+
+    @asynccontextmanager
+    async def attended(self) -> AsyncIterator[None]:
+        """Cancel the current task as soon as the client leaves, stops reading, or time is up.
+
+        To be entered once the body is read. ``cut`` then says why. While a stream is silent it gets
+        comments, which clients skip and proxies count as life.
+        """
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("an exchange is attended within a task")
+        companion = self._loop.create_task(self._attend(task))
+        try:
+            yield
+        finally:
+            companion.cancel()
+
+    async def _attend(self, task: asyncio.Task[Any]) -> None:
+        tick_s = min(self.limits.ping_s, self.limits.send_s_max)
+        overdue_at = self._loop.time() + self.limits.request_s_max + _OVERDUE_S
+        while self.cut is None:
+            try:
+                async with asyncio.timeout(tick_s):
+                    message = await self._receive()
+            except TimeoutError:
+                await self._tick(overdue_at)
+                continue
+            if message["type"] == "http.disconnect":
+                self.cut = Ending.LEFT
+        if not self._replied or self.cut is Ending.STALLED:
+            task.cancel()
+
+    async def _tick(self, overdue_at: float) -> None:
+        now = self._loop.time()
+        since = self._writing_since
+        if since is not None:
+            if now - since >= self.limits.send_s_max:
+                self._stall()
+        elif now > overdue_at:
+            self.cut = Ending.OVERDUE
+        elif self.streaming and not self._replied and not self._wrote:
+            await self._ping()
+        self._wrote = False
+
+    async def _ping(self) -> None:
+        try:
+            async with asyncio.timeout(self.limits.send_s_max):
+                await self._send({"type": "http.response.body", "body": _PING, "more_body": True})
+        except TimeoutError:
+            self._stall()
+
+    def _stall(self) -> None:
+        """Give up a client that does not read: what is buffered for it will never leave."""
+        self.cut = Ending.STALLED
+        abort: Callable[[], None] | None = self.scope.get("state", {}).get("abort")
+        if abort is not None:
+            abort()

@@ -1,0 +1,97 @@
+"""Several calls as one generation: the prompts of one completion request.
+
+All are admitted or none: a refusal of one cancels the others. Their pieces are interleaved as they
+come, with choices renumbered; one that fails ends the whole, because its answer would not be whole.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import assert_never
+
+from sluice.core.errors import InternalError
+from sluice.core.request import EndReason, Usage
+from sluice.runtime.generation import Call, ChoiceEnded, Delta, Finished, Piece
+from sluice.server.ports import Gateway, Generation
+
+_COMPLETE = (EndReason.STOP, EndReason.LENGTH)
+
+
+async def generate_all(gateway: Gateway, calls: Sequence[Call]) -> Generation:
+    """Admit calls of equally many choices. Raises what the gateway raises for the first refusal."""
+    if len(calls) == 1:
+        return await gateway.generate(calls[0])
+    with ExitStack() as undo:
+        parts: list[Generation] = []
+        for call in calls:
+            part = await gateway.generate(call)
+            undo.callback(part.cancel)
+            parts.append(part)
+        undo.pop_all()
+    return Merged(parts, calls[0].choices)
+
+
+class Merged:
+    """The generations of several calls as one; ``choices`` is the number of each.
+
+    One piece of each call is waited for at a time, so a slow reader holds all calls back.
+    """
+
+    def __init__(self, parts: Sequence[Generation], choices: int) -> None:
+        self._parts = parts
+        self._choices = choices
+        self._waiting: dict[asyncio.Task[Piece], int] = {}
+        self.model = parts[0].model
+        self.replica = parts[0].replica
+
+    def cancel(self) -> None:
+        """Cancel every call."""
+        for task in self._waiting:
+            task.cancel()
+        for part in self._parts:
+            part.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        loop = asyncio.get_running_loop()
+        pieces = [aiter(part) for part in self._parts]
+        endings: list[Finished] = []
+        for number, source in enumerate(pieces):
+            self._waiting[loop.create_task(_next(source))] = number
+        while self._waiting:
+            await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+            # In the order of the calls, not of the set that ``wait`` returns.
+            for task in [task for task in self._waiting if task.done()]:
+                number, piece = self._waiting.pop(task), task.result()
+                match piece:
+                    case Finished():
+                        if piece.reason not in _COMPLETE:
+                            yield piece
+                            return
+                        endings.append(piece)
+                        continue
+                    case Delta() | ChoiceEnded():
+                        yield replace(piece, choice=piece.choice + number * self._choices)
+                    case _:
+                        assert_never(piece)
+                self._waiting[loop.create_task(_next(pieces[number]))] = number
+        yield _joined(endings)
+
+
+async def _next(pieces: AsyncIterator[Piece]) -> Piece:
+    try:
+        return await anext(pieces)
+    except StopAsyncIteration:
+        raise InternalError("the gateway's pieces ended without Finished") from None
+
+
+def _joined(endings: Sequence[Finished]) -> Finished:
+    """One ending for all; token counts add up, phases are those of the call that ended last."""
+    usages = [ending.usage for ending in endings]
+    total = Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+    )
+    cut = any(ending.reason is EndReason.LENGTH for ending in endings)
+    return Finished(EndReason.LENGTH if cut else EndReason.STOP, total, endings[-1].phases)

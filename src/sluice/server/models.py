@@ -1,0 +1,76 @@
+"""Routes that are not generations: models, liveness, readiness, metrics, state of replicas."""
+
+from urllib.parse import unquote_to_bytes
+
+from sluice.core.errors import ModelNotFound
+from sluice.runtime.generation import ModelCard
+from sluice.server.exchange import Exchange
+from sluice.server.ports import Gateway
+from sluice.server.sse import encode_json
+from sluice.server.stamp import Stamp
+from sluice.server.wire import Json
+
+MODELS_PREFIX = b"/v1/models/"
+_READY_RETRY_S = b"1"
+
+
+async def list_models(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
+    """``GET /v1/models``."""
+    cards = [_card_json(card) for card in gateway.models()]
+    await exchange.reply(200, encode_json({"object": "list", "data": cards}))
+
+
+async def one_model(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
+    """``GET /v1/models/{id}``; ids may hold slashes, written as they are or as ``%2F``."""
+    asked = unquote_to_bytes(exchange.path[len(MODELS_PREFIX) :])
+    for card in gateway.models():
+        if card.id.encode() == asked:
+            await exchange.reply(200, encode_json(_card_json(card)))
+            return
+    told = asked[:100].decode(errors="replace")
+    raise ModelNotFound(f"No model is called {told!r} here; see /v1/models.", param="model")
+
+
+async def health(exchange: Exchange, _gateway: Gateway, _stamp: Stamp) -> None:
+    """``GET /health``: the process answers. Says nothing about models; see ``/ready``."""
+    await exchange.reply(200, b'{"status":"ok"}')
+
+
+async def ready(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
+    """``GET /ready``: 200 where calls can be served at this moment, else 503 with the reason."""
+    readiness = gateway.readiness()
+    body = encode_json({"ready": readiness.ready, "reason": readiness.reason})
+    if readiness.ready:
+        await exchange.reply(200, body)
+    else:
+        await exchange.reply(503, body, [(b"retry-after", _READY_RETRY_S)])
+
+
+async def metrics(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
+    """``GET /metrics``: Prometheus exposition."""
+    body, content_type = gateway.metrics()
+    await exchange.reply(200, body, content_type=content_type.encode())
+
+
+async def replicas(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
+    """``GET /admin/replicas``: state of each replica."""
+    readiness = gateway.readiness()
+    body: Json = {
+        "ready": readiness.ready,
+        "reason": readiness.reason,
+        "replicas": [
+            {"id": one.id, "model": one.model, "state": one.state, "error": one.error}
+            for one in readiness.replicas
+        ],
+    }
+    await exchange.reply(200, encode_json(body))
+
+
+def _card_json(card: ModelCard) -> Json:
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": card.created_s,
+        "owned_by": card.owned_by,
+        "max_model_len": card.context_tokens_max,
+    }

@@ -1,0 +1,273 @@
+"""The listening socket and the HTTP protocol: uvicorn with the limits that it leaves out.
+
+``wiring`` binds first, so that a port in use is a settings problem told before any model is loaded,
+then runs ``serve`` until its stop event is set. When to stop, and how long running requests may
+take to end, is decided by the caller: ``serve`` closes what is still open within seconds.
+"""
+
+import asyncio
+import contextlib
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from sluice.config.sections import ServerSection
+from sluice.core.errors import ConfigError, InvalidRequest, Overloaded
+from sluice.server.app import AsgiApp
+from sluice.server.problems import Problem, problem_of
+
+_BACKLOG = 2048
+# Longer than the 5 s after which the usual clients drop idle connections themselves, so that they
+# do not write into one that is being closed here.
+_IDLE_S_MAX = 75
+_HEAD_S_MAX = 15.0
+_CLOSE_S_MAX = 5
+# A refused body is read to its end, so that the client gets to see the refusal, up to this size.
+_DISCARDED_BYTES_MAX = 64 * 1024**2
+# Requests that a client may send on one connection before the first of them is answered.
+_PIPELINED_MAX = 32
+_FILES_RESERVED = 256
+_FILES_WANTED = 65536
+
+
+def bind(section: ServerSection) -> socket.socket:
+    """Bind the address of the settings and listen. Raises ``ConfigError``."""
+    host, _, port = section.listen.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+        listener.listen(_BACKLOG)
+    except (OSError, ValueError, OverflowError) as error:
+        listener.close()
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        message = (
+            f"server.listen: cannot listen on {section.listen}: {reason}. "
+            "Stop what uses it, or choose another address or port 0."
+        )
+        raise ConfigError((message,)) from error
+    listener.settimeout(0)
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """The base address of a bound socket, ``http://HOST:PORT``."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """The event loop to serve on."""
+    return uvloop.new_event_loop()
+
+
+async def serve(
+    app: AsgiApp, section: ServerSection, listener: socket.socket, stop: asyncio.Event
+) -> None:
+    """Serve on a bound socket until ``stop`` is set, then close it and what is still open.
+
+    Requests that run when ``stop`` is set get a few seconds to end; callers that want to let them
+    finish drain the gateway first. Signals are the caller's business.
+    """
+    _raise_file_limit()
+    server = _Server(_uvicorn_config(app, section))
+    loop = asyncio.get_running_loop()
+    running = loop.create_task(server.serve(sockets=[listener]))
+    stopped = loop.create_task(stop.wait())
+    try:
+        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        server.should_exit = True
+        await running
+
+
+def _uvicorn_config(app: AsgiApp, section: ServerSection) -> uvicorn.Config:
+    def protocol(**arguments: Any) -> Protocol:
+        return Protocol(section.header_bytes_max, **arguments)
+
+    return uvicorn.Config(
+        app,
+        http=protocol,  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_IDLE_S_MAX,
+        timeout_graceful_shutdown=_CLOSE_S_MAX,
+    )
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the command that runs the server."""
+        yield
+
+
+class Protocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 protocol with bounds on the request head and on slow senders.
+
+    uvicorn bounds neither the size of a head nor the time that a client takes to send one, tells
+    only the last of several pipelined requests that the connection is gone, and answers what it
+    cannot parse as plain text.
+    """
+
+    def __init__(self, header_bytes_max: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._header_bytes_max = header_bytes_max
+        self._head_bytes: int | None = 0  # None while a body is being received
+        self._discarded_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._unanswered: list[Any] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock of the first request head; refuse beyond the limit of open files."""
+        super().connection_made(transport)
+        opened = transport.get_extra_info("socket")
+        if opened is not None and opened.family != socket.AF_UNIX:
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self.connections) > _connections_max():
+            self._answer_and_close(_too_many_connections(len(self.connections)))
+            return
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell every request of the connection."""
+        self._head_arrived()
+        for cycle in self._unanswered:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._unanswered.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, received: bytes) -> None:
+        """Count the bytes of heads; a head over its limit is refused and the connection closed."""
+        if self.transport.is_closing():
+            return
+        if self._head_bytes is not None:
+            self._head_bytes += len(received)
+            if self._head_timer is None:
+                self._await_head()
+        super().data_received(received)
+        if self._head_bytes is not None and self._head_bytes > self._header_bytes_max:
+            self._refuse_head()
+
+    def on_message_begin(self) -> None:
+        """Note when the first byte of the request was here."""
+        super().on_message_begin()
+        state = self.scope["state"]
+        state["abort"] = self.transport.abort
+        state["arrived_ns"] = time.monotonic_ns()
+
+    def on_headers_complete(self) -> None:
+        """From here on the app's own limits hold."""
+        self._head_arrived()
+        if self._head_bytes is not None and self._head_bytes > self._header_bytes_max:
+            self._check_head()
+        self._head_bytes = None
+        super().on_headers_complete()
+        self._unanswered = [one for one in self._unanswered if not one.response_complete]
+        self._unanswered.append(self.cycle)
+        if len(self.pipeline) > _PIPELINED_MAX:
+            self.transport.abort()
+
+    def on_body(self, body: bytes) -> None:
+        """Read what follows a refusal and drop it, within bounds."""
+        super().on_body(body)
+        if self.cycle.response_complete:
+            self._discarded_bytes += len(body)
+            if self._discarded_bytes > _DISCARDED_BYTES_MAX:
+                self.transport.abort()
+
+    def on_message_complete(self) -> None:
+        """The next bytes begin another head."""
+        super().on_message_complete()
+        self._head_arrived()
+        self._head_bytes = 0
+        self._discarded_bytes = 0
+
+    def on_response_complete(self) -> None:
+        """Give a body that was refused before its end a bounded time to end."""
+        super().on_response_complete()
+        if self._head_bytes is None and self._head_timer is None:
+            self._await_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP in the usual error shape."""
+        self._answer_and_close(problem_of(InvalidRequest(msg, param="request")))
+
+    def _check_head(self) -> None:
+        """Measure a head that came together with much of its body."""
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self._header_bytes_max:
+            self._refuse_head()
+            raise ValueError("request head over its limit")  # stops the parser
+
+    def _refuse_head(self) -> None:
+        told = f"The request head is over the limit of {self._header_bytes_max} bytes."
+        error = InvalidRequest(told, param="headers", code="headers_too_large")
+        self._answer_and_close(problem_of(error), 431)
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(_HEAD_S_MAX, self.transport.close)
+
+    def _head_arrived(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _answer_and_close(self, problem: Problem, status: int | None = None) -> None:
+        self._head_arrived()
+        body = problem.body()
+        lines = [
+            b"HTTP/1.1 %d Refused" % (status or problem.status),
+            b"content-type: application/json",
+            b"content-length: %d" % len(body),
+            b"connection: close",
+            *(name + b": " + value for name, value in problem.headers),
+        ]
+        if not self.transport.is_closing():
+            self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+            self.transport.close()
+
+
+def _connections_max() -> int:
+    """Connections that leave file descriptors for everything else."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(16, soft - _FILES_RESERVED)
+
+
+def _too_many_connections(count: int) -> Problem:
+    message = "Too many connections are open; close idle ones."
+    return problem_of(
+        Overloaded(
+            message,
+            status=503,
+            reason="connections",
+            measured=count,
+            threshold=_connections_max(),
+            retry_after_s=1.0,
+        )
+    )
+
+
+def _raise_file_limit() -> None:
+    """Each connection is an open file, and the usual limit of 1,024 is meant for old programs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, _FILES_WANTED)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

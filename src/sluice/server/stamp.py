@@ -1,0 +1,60 @@
+"""What all chunks and answers of one request have in common: id, time, model, fingerprint."""
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from sluice.core.request import Usage
+from sluice.server.wire import Json
+
+_ID_PREFIXES = {
+    "chat.completion": "chatcmpl-",
+    "chat.completion.chunk": "chatcmpl-",
+    "text_completion": "cmpl-",
+    "response": "resp_",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Identity of one answer. ``id`` is the call's; ``version`` names the software."""
+
+    id: str
+    created_s: int
+    model: str
+    version: str
+
+    def with_model(self, model: str) -> "Stamp":
+        """The same stamp for the model that answers, which may not be the one asked for."""
+        return replace(self, model=model)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the software or the model does, so that seeded answers may differ."""
+        return "fp_" + hashlib.sha256(f"{self.version}/{self.model}".encode()).hexdigest()[:12]
+
+    def fields(self, kind: str) -> Json:
+        """The common fields of an object of this kind."""
+        return {
+            "id": _ID_PREFIXES[kind] + self.id,
+            "object": kind,
+            "created": self.created_s,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def head(self, kind: str) -> bytes:
+        """The common fields as JSON, without the braces around them."""
+        return msgspec.json.encode(self.fields(kind))[1:-1]
+
+
+def usage_json(usage: Usage) -> Json:
+    """Token counts in the shape of completions."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }

@@ -1,0 +1,1 @@
+"""What is recorded about serving: the journal, metrics and logs. Nothing here decides anything."""

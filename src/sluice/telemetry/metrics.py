@@ -1,0 +1,301 @@
+"""Counts and times of serving, kept in the gateway process and exposed to Prometheus.
+
+The gateway tells what happens; ``exposition`` renders it together with the fleet's view at that
+moment. What exists is listed in ``metric_table``. Values are kept in plain numbers, because one
+call is made per token and a labelled observation of the client library costs several times as much.
+For one thread: a scrape sees whole updates because it runs on that thread too.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric as Family
+
+import sluice
+from sluice.core.events import Report
+from sluice.core.fleet import PoolView, ReplicaView
+from sluice.core.lifecycle import ReplicaState
+from sluice.core.request import EndReason, Phase, PhaseTimes, Usage
+from sluice.telemetry.metric_table import (
+    VLLM_ALIASES,
+    Metric,
+    with_buckets,
+)
+
+# Label value of everything that is not in a closed set, such as a model that is not served.
+OTHER = "other"
+
+REFUSAL_REASONS = frozenset({
+    "queue_full", "queue_deadline", "not_ready", "draining", "context_length_exceeded",
+    "too_many_choices", "invalid_request", "invalid_api_key", "permission_denied",
+    "model_not_found", "not_found", "method_not_allowed", "body_too_large", "body_too_slow",
+    "engine_error", "replica_lost", "model_not_loaded", "internal_error",
+})  # fmt: skip
+
+_NS = 1e-9
+
+
+class Buckets:
+    """A histogram of one series."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value in the bucket whose upper bound is the first that is not below it."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Upper bounds as text with the number of values up to them, ``+Inf`` last."""
+        total = 0
+        pairs: list[tuple[str, float]] = []
+        for bound, count in zip((*self._bounds, float("inf")), self.counts, strict=True):
+            total += count
+            pairs.append(("+Inf" if bound == float("inf") else repr(bound), total))
+        return pairs
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The counters of a replica's latest report, which start at zero with each incarnation."""
+
+    incarnation: int
+    report: Report
+
+
+Values = dict[tuple[str, ...], float]
+Histograms = dict[tuple[str, ...], Buckets]
+
+
+class Metrics:
+    """All metrics of one gateway.
+
+    ``buckets`` replaces bucket bounds by metric name and raises ``ConfigError`` where they cannot
+    be used. ``journal_dropped`` is read at each scrape.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[str],
+        *,
+        buckets: Mapping[str, tuple[float, ...]] | None = None,
+        vllm_aliases: bool = False,
+        journal_dropped: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._table = {metric.name: metric for metric in with_buckets(buckets or {})}
+        self._vllm_aliases = vllm_aliases
+        self._journal_dropped = journal_dropped
+        self._models = frozenset(models)
+        self._times: dict[str, Histograms] = {}
+        self._counts: dict[str, Values] = {}
+        for metric in self._table.values():
+            if metric.kind == "histogram":
+                self._times[metric.name] = {(m,): Buckets(metric.buckets) for m in models}
+            elif metric.kind == "counter":
+                self._counts[metric.name] = dict.fromkeys(_known_keys(metric, models), 0.0)
+        self._seen: dict[str, _Seen] = {}
+        self._pools: Sequence[PoolView] = ()
+        self._registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._registry)
+        self._registry.register(self)
+
+    # -------------------------------------------------------------------------------- what happens
+
+    def arrived(self, model: str) -> None:
+        """A request arrived. A model that is not served counts under ``other``."""
+        self._add("sluice_requests_total", (self._known(model),), 1)
+
+    def refused(self, model: str | None, reason: str) -> None:
+        """A request was refused, by admission or before it (``None``: it named no known model).
+
+        Models and reasons that are not known count under ``other``.
+        """
+        label = reason if reason in REFUSAL_REASONS else OTHER
+        self._add("sluice_refusals_total", (self._known(model), label), 1)
+
+    def first_token(self, model: str, ttft_s: float, tokens: int = 1) -> None:
+        """The first chunk was sent, ``ttft_s`` after the request arrived, before tokenising."""
+        key = (model,)
+        self._times["sluice_ttft_seconds"][key].observe(ttft_s)
+        self._counts["sluice_generated_tokens_total"][key] += tokens
+
+    def chunk(self, model: str, itl_s: float, tokens: int = 1) -> None:
+        """A further chunk was sent, ``itl_s`` after the one before."""
+        key = (model,)
+        self._times["sluice_itl_seconds"][key].observe(itl_s)
+        self._counts["sluice_generated_tokens_total"][key] += tokens
+
+    def ended(
+        self,
+        model: str,
+        reason: EndReason,
+        usage: Usage,
+        phases: PhaseTimes,
+        tpot_s: float | None,
+        tokens_counted: int,
+    ) -> None:
+        """An accepted request ended. ``tokens_counted`` were told by ``first_token`` and ``chunk``.
+
+        ``tpot_s`` is ``None`` for an answer of one chunk.
+        """
+        key = (model,)
+        self._add("sluice_requests_ended_total", (model, reason), 1)
+        self._add("sluice_prompt_tokens_total", key, usage.prompt_tokens)
+        self._add("sluice_cached_tokens_total", key, usage.cached_tokens)
+        uncounted = max(0, usage.completion_tokens - tokens_counted)
+        self._add("sluice_generated_tokens_total", key, uncounted)
+        in_phases = _phase_seconds(phases)
+        for phase, seconds in in_phases.items():
+            self._add("sluice_phase_seconds_total", (model, phase), seconds)
+        self._times["sluice_e2e_seconds"][key].observe(sum(in_phases.values()))
+        self._times["sluice_queue_seconds"][key].observe(in_phases[Phase.QUEUE])
+        if tpot_s is not None:
+            self._times["sluice_tpot_seconds"][key].observe(tpot_s)
+        # A request that never got so far has no time there, which is not the same as a short one.
+        if phases.prefill_ns:
+            self._times["sluice_prefill_seconds"][key].observe(in_phases[Phase.PREFILL])
+        if phases.decode_ns:
+            self._times["sluice_decode_seconds"][key].observe(in_phases[Phase.DECODE])
+
+    def replica_report(self, replica_id: str, model: str, report: Report, incarnation: int) -> None:
+        """A replica reported. Its counters add up over incarnations, so that no total falls."""
+        seen = self._seen.get(replica_id)
+        before = seen.report if seen is not None and seen.incarnation == incarnation else None
+        for name in ("preemptions", "prefix_query_tokens", "prefix_hit_tokens"):
+            value = getattr(report, name)
+            known = 0 if before is None else getattr(before, name)
+            # A count that fell is that of a process which is not known yet to be another one.
+            grown = value - known if value >= known else value
+            self._add(f"sluice_{name}_total", (model,), grown)
+        if report.step_ns > 0:
+            self._times["sluice_step_seconds"][model,].observe(report.step_ns * _NS)
+        self._seen[replica_id] = _Seen(incarnation, report)
+
+    def replica_lost(self, replica_id: str, model: str) -> None:
+        """A replica was lost."""
+        self._add("sluice_replica_losses_total", (model, replica_id), 1)
+
+    def _known(self, model: str | None) -> str:
+        return model if model is not None and model in self._models else OTHER
+
+    def _add(self, name: str, key: tuple[str, ...], amount: float) -> None:
+        series = self._counts[name]
+        series[key] = series.get(key, 0.0) + amount
+
+    # ----------------------------------------------------------------------------------- exposing
+
+    def exposition(self, pools: Sequence[PoolView]) -> tuple[bytes, str]:
+        """All metrics in Prometheus' text format, and its content type."""
+        self._pools = pools
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+    def collect(self) -> Iterator[Family]:
+        """Give every family of the table; called by the registry."""
+        values = {**self._counts, **self._gauges()}
+        values["sluice_journal_dropped_total"] = {(): self._journal_dropped()}
+        for metric in self._table.values():
+            yield _family(metric, self._times.get(metric.name, {}), values.get(metric.name, {}))
+        if self._vllm_aliases:
+            for alias in VLLM_ALIASES:
+                renamed = alias.renamed(self._table[alias.source])
+                times = {alias.key(k): v for k, v in self._times.get(alias.source, {}).items()}
+                plain = {alias.key(k): v for k, v in values.get(alias.source, {}).items()}
+                yield _family(renamed, times, plain)
+
+    def _gauges(self) -> dict[str, Values]:
+        found: dict[str, Values] = {"sluice_build_info": {(sluice.__version__,): 1}}
+        for pool in self._pools:
+            for name, value in _pool_gauges(pool).items():
+                found.setdefault(f"sluice_{name}", {})[pool.model,] = value
+            for replica in pool.replicas:
+                states = found.setdefault("sluice_replica_state", {})
+                for state in ReplicaState:
+                    states[pool.model, replica.id, state] = float(state is replica.state)
+                for name, value in _replica_gauges(replica).items():
+                    found.setdefault(f"sluice_{name}", {})[pool.model, replica.id] = value
+        return found
+
+
+def _known_keys(metric: Metric, models: Sequence[str]) -> list[tuple[str, ...]]:
+    """Label values that a counter has from the start at 0, so that its first increase is seen."""
+    match metric.labels:
+        case ("model",):
+            return [(model,) for model in models]
+        case ("model", "phase"):
+            return [(model, phase) for model in models for phase in Phase]
+        case ("model", "reason") if metric.name == "sluice_requests_ended_total":
+            return [(model, reason) for model in models for reason in EndReason]
+        case _:
+            return []
+
+
+def _family(metric: Metric, times: Histograms, values: Values) -> Family:
+    """Values under the name and labels of a metric, as the client library wants them."""
+    if metric.kind == "histogram":
+        family = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
+        for key, buckets in times.items():
+            family.add_metric(key, buckets.cumulative(), buckets.sum)
+        return family
+    make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    plain: CounterMetricFamily | GaugeMetricFamily = make(
+        metric.name, metric.meaning, labels=metric.labels
+    )
+    for key, value in values.items():
+        plain.add_metric(key, value)
+    return plain
+
+
+def _phase_seconds(phases: PhaseTimes) -> dict[str, float]:
+    return {
+        Phase.RETRIEVAL: phases.retrieval_ns * _NS,
+        Phase.ADMISSION: phases.admission_ns * _NS,
+        Phase.QUEUE: phases.queue_ns * _NS,
+        Phase.PREFILL: phases.prefill_ns * _NS,
+        Phase.DECODE: phases.decode_ns * _NS,
+        Phase.PREEMPTED: phases.preempted_ns * _NS,
+    }
+
+
+def _pool_gauges(pool: PoolView) -> dict[str, float]:
+    reports = [(r, r.report) for r in pool.replicas if r.report is not None]
+    waiting_inside = sum(min(report.waiting, replica.places) for replica, report in reports)
+    on_board = sum(replica.places for replica in pool.replicas)
+    blocks = sum(report.blocks_total for _, report in reports)
+    used = sum(report.blocks_total - report.blocks_free for _, report in reports)
+    return {
+        "requests_in_flight": pool.waiting + sum(replica.requests for replica in pool.replicas),
+        "requests_running": on_board - waiting_inside,
+        "requests_waiting": pool.waiting_places + waiting_inside,
+        "queue_places": pool.places,
+        "queue_places_max": pool.places_max,
+        "kv_usage_ratio": used / blocks if blocks else 0.0,
+    }
+
+
+def _replica_gauges(replica: ReplicaView) -> dict[str, float]:
+    report = replica.report
+    if report is None:
+        return {}
+    return {
+        "kv_blocks_used": report.blocks_total - report.blocks_free,
+        "kv_blocks_cached": report.blocks_cached,
+        "kv_blocks_max": report.blocks_total,
+        "replica_report_age_seconds": (replica.report_age_ns or 0) * _NS,
+    }

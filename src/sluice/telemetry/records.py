@@ -1,0 +1,197 @@
+"""What the journal holds: one struct for each kind of record.
+
+Written by the gateway and by replica processes through ``journal.JournalWriter``; read by traces,
+replay, doctor and exports. ``t_ns`` is monotonic time, the same clock in all processes of a
+machine; the reader adds wall-clock time. ``id`` is the request's id throughout.
+
+Fields may be added with a default and none may change its meaning: older readers skip what they do
+not know. Prompt and output text occurs in ``RequestText`` alone, which a writer drops unless it was
+told to record text. Token ids occur only inside ``PolicyRecord`` payloads, as keyed pseudonyms.
+"""
+
+from typing import Literal
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, tag=True, tag_field="kind", omit_defaults=True, gc=False):
+    """Something that happened at ``t_ns``."""
+
+    t_ns: int
+
+
+# -------------------------------------------------------------------------------------- requests
+
+
+class RequestArrived(Record, frozen=True):
+    """A request was read, checked and tokenised. ``arrived_ns`` is when its first byte came."""
+
+    id: str
+    model: str
+    arrived_ns: int
+    prompt_tokens: int
+    output_tokens_max: int
+    choices: int = 1
+    tier: int = 0
+    tenant: str = ""
+    slo_class: str = ""
+    deadline_ns: int | None = None
+
+
+class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """How one replica was judged; see ``core.events.ReplicaScore``."""
+
+    replica: str
+    score: float
+    uncached_tokens: int
+    places: int
+    kv_fits: bool = True
+
+
+class RequestDispatched(Record, frozen=True):
+    """The fleet gave the request to a replica. ``scores`` are those compared, best first."""
+
+    id: str
+    replica: str
+    attempt: int
+    scores: tuple[Score, ...] = ()
+
+
+class RequestRejected(Record, frozen=True):
+    """The request was refused: ``measured`` was compared with ``threshold``."""
+
+    id: str
+    model: str
+    status: int
+    reason: str
+    measured: float
+    threshold: float
+    retry_after_s: float | None = None
+
+
+class FirstToken(Record, frozen=True):
+    """The first text of the request reached its stream, ``ttft_ns`` after its arrival."""
+
+    id: str
+    ttft_ns: int
+
+
+class RequestEnded(Record, frozen=True):
+    """The one ending of an accepted request. The phases sum to its life since ``arrived_ns``."""
+
+    id: str
+    model: str
+    reason: str
+    arrived_ns: int
+    replica: str = ""
+    attempts: int = 1
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    retrieval_ns: int = 0
+    admission_ns: int = 0
+    queue_ns: int = 0
+    prefill_ns: int = 0
+    decode_ns: int = 0
+    preempted_ns: int = 0
+    preemptions: int = 0
+    ttft_ns: int | None = None
+    tpot_ns: int | None = None
+    error: str = ""
+
+
+class RequestText(Record, frozen=True):
+    """What was asked and answered. Written only where the operator turned it on."""
+
+    id: str
+    prompt: str = ""
+    output: str = ""
+
+
+# ------------------------------------------------------------------------------ replicas and steps
+
+
+class ReplicaChanged(Record, frozen=True):
+    """A replica entered a state of its life. Limits are known from ready on."""
+
+    replica: str
+    model: str
+    state: str
+    error: str = ""
+    incarnation: int = 0
+    context_tokens_max: int = 0
+    block_size: int = 0
+    blocks_total: int = 0
+    sequences_max: int = 0
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A part of one sequence's prompt in a step: ``tokens`` after ``past_tokens``."""
+
+    id: str
+    choice: int
+    tokens: int
+    past_tokens: int
+
+
+class Step(Record, frozen=True):
+    """One forward pass. ``decode`` lists the request and choice of each one-token row.
+
+    ``t_ns`` is its end, ``measured_ns`` its wall time with ``sampling_ns`` in it.
+    """
+
+    replica: str
+    step: int
+    predicted_ns: int
+    measured_ns: int
+    decode: tuple[tuple[str, int], ...] = ()
+    prefill: tuple[Chunk, ...] = ()
+    sampling_ns: int = 0
+    blocks_free: int = 0
+    running: int = 0
+    waiting: int = 0
+    error: str = ""
+
+
+class PolicyRecord(Record, frozen=True):
+    """An event that a policy object took, or an effect that it returned, for replay.
+
+    ``owner`` is a replica id or ``fleet``. ``payload`` is msgpack made by ``runtime.recording``.
+    """
+
+    owner: str
+    role: Literal["event", "effect"]
+    name: str
+    payload: bytes
+
+
+# ------------------------------------------------------------------------------------ the server
+
+
+class Deployment(Record, frozen=True):
+    """Something changed that may explain a change in behaviour: a start, a stop, a setting."""
+
+    what: str
+    details: dict[str, str] = {}
+
+
+class Gap(Record, frozen=True):
+    """``dropped`` records before this one could not be written, because of ``reason``."""
+
+    dropped: int
+    reason: str
+
+
+AnyRecord = (
+    RequestArrived
+    | RequestDispatched
+    | RequestRejected
+    | FirstToken
+    | RequestEnded
+    | RequestText
+    | ReplicaChanged
+    | Step
+    | PolicyRecord
+    | Deployment
+    | Gap
+)

@@ -1,0 +1,1 @@
+"""Fakes and conformance suites that sluice ships for its own tests and for plugins' tests."""

@@ -1,0 +1,55 @@
+"""The life of the gateway process: listen, load, serve, drain.
+
+HTTP answers from the first moment, so that probes see a process that is alive and not ready; calls
+are refused with the time to ready until a model is loaded. When told to stop, ready turns false,
+running requests get the grace period, and everything that was started is stopped.
+"""
+
+import asyncio
+import gc
+import socket
+import uuid
+from collections.abc import Callable
+
+from sluice import __version__
+from sluice.cluster.gateway import LocalGateway
+from sluice.config.sections import ServerSection
+from sluice.runtime.clock import monotonic_ns, wall_s
+from sluice.server.app import Sources, create_app
+from sluice.server.serve import serve
+
+
+async def run_server(
+    gateway: LocalGateway,
+    section: ServerSection,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    on_ready: Callable[[], None],
+) -> None:
+    """Serve until ``stop`` is set and everything has ended.
+
+    ``on_ready`` is called once, when all models can be served. Raises ``ModelLoadError`` where one
+    cannot be loaded.
+    """
+    sources = Sources(wall_s, monotonic_ns, lambda: uuid.uuid4().hex, __version__)
+    app = create_app(gateway, section, sources)
+    close_listener = asyncio.Event()
+    serving = asyncio.create_task(serve(app, section, listener, close_listener))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        loading = asyncio.create_task(gateway.start())
+        await asyncio.wait({loading, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            gc.collect()
+            gc.freeze()
+            on_ready()
+            await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+            await gateway.drain(section.grace_s)
+        else:
+            loading.cancel()
+    finally:
+        stopping.cancel()
+        await gateway.close()
+        close_listener.set()
+        await serving

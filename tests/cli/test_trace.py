@@ -1,0 +1,153 @@
+"""``sluice trace``: a life as a waterfall and as JSON, and what an unknown id gets."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sluice.cli.main import run
+from sluice.telemetry.journal import Clocks, JournalLimits, JournalWriter
+from sluice.telemetry.records import (
+    AnyRecord,
+    Chunk,
+    FirstToken,
+    RequestArrived,
+    RequestDispatched,
+    RequestEnded,
+    RequestRejected,
+    Score,
+    Step,
+)
+
+MS = 1_000_000
+
+
+def write(folder: Path, *records: AnyRecord) -> None:
+    writer = JournalWriter(folder, "gateway", Clocks(lambda: 0, lambda: 10**18), JournalLimits())
+    for record in records:
+        writer.append(record)
+    writer.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    scores = (Score("m-0", 12, 12, 0), Score("m-1", 99, 30, 3, kv_fits=False))
+    write(
+        tmp_path,
+        RequestArrived(2 * MS, "req-1", "m", 0, 12, 20),
+        RequestDispatched(3 * MS, "req-1", "m-0", 1, scores),
+        Step(30 * MS, "m-0", 1, 18 * MS, 20 * MS, prefill=(Chunk("req-1", 0, 12, 0),)),
+        FirstToken(31 * MS, "req-1", 31 * MS),
+        *(
+            Step((30 + 10 * i) * MS, "m-0", 1 + i, 9 * MS, 10 * MS, decode=(("req-1", 0), ("x", 0)))
+            for i in range(1, 4)
+        ),
+        Step(70 * MS, "m-0", 5, 9 * MS, 0, decode=(("req-1", 0),), error="[bold]no cells"),
+        RequestEnded(
+            71 * MS, "req-1", "m", "failed", 0, "m-0", 1, 12, 0, 4,
+            queue_ns=10 * MS, prefill_ns=20 * MS, decode_ns=41 * MS, error="no cells",
+        ),
+        RequestArrived(82 * MS, "req-2", "m", 80 * MS, 12, 20),
+        RequestRejected(83 * MS, "req-2", "m", 429, "queue_full", 67, 66, 3.25),
+        RequestArrived(92 * MS, "req-3", "m", 90 * MS, 12, 20),
+    )  # fmt: skip
+    return tmp_path
+
+
+def trace(folder: Path, *arguments: str) -> int:
+    return run(["trace", *arguments, "--journal", str(folder)])
+
+
+def test_the_waterfall_names_every_phase_decision_and_step(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trace(folder, "req-1") == 0
+    out = capsys.readouterr().out
+    for words in (
+        "req-1  m",
+        "12 prompt tokens, at most 20 more",
+        "dispatched to m-0 (attempt 1); scores, lowest wins: m-0 12",
+        "m-1 99 (30 uncached tokens, 3 places, KV short)",
+        "queue",
+        "prefill",
+        "57.7 %",
+        "prompt 0–12",
+        "3 tokens in 3 steps",
+        "1 rows, 0 prompt tokens",
+        "failed: [bold]no cells",
+        "first token after 31.0 ms; ended with failed after 71.0 ms",
+        "12 prompt tokens (0 cached), 4 generated",
+    ):
+        assert words in out, words
+
+
+def test_bars_of_the_waterfall_follow_one_another(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace(folder, "req-1")
+    lines = capsys.readouterr().out.splitlines()
+    spans = {}
+    for line in lines:
+        if "█" in line:
+            spans[line.split()[0]] = (line.index("█"), line.rindex("█") + 1)
+    assert list(spans) == ["queue", "prefill", "decode"]
+    assert spans["queue"][1] == spans["prefill"][0]
+    assert spans["prefill"][1] == spans["decode"][0]
+
+
+def test_a_refusal_is_told_with_its_numbers(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trace(folder, "req-2") == 0
+    out = capsys.readouterr().out
+    assert "refused with 429 queue_full: measured 67, limit 66; retry after 3.2 s" in out
+
+
+def test_a_request_without_an_ending_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trace(folder, "req-3") == 0
+    assert "the journal has no ending" in capsys.readouterr().out
+
+
+def test_json_is_one_document_with_the_same_facts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trace(folder, "req-1", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["id"] == "req-1"
+    assert [phase["phase"] for phase in document["phases"]] == ["queue", "prefill", "decode"]
+    assert document["decisions"][0]["scores"][1]["kv_fits"] is False
+    assert len(document["steps"]) == 5
+    assert document["ending"]["reason"] == "failed"
+
+
+def test_an_unknown_id_fails_with_the_ids_that_look_like_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trace(folder, "req-9") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "has no request 'req-9'" in captured.err
+    assert "req-1" in captured.err
+
+
+def test_an_unknown_id_unlike_any_other_gets_the_latest(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trace(folder, "something") == 1
+    assert "The latest are: req-3, req-2, req-1." in capsys.readouterr().err
+
+
+def test_an_empty_journal_says_that_it_is_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trace(tmp_path, "req-1") == 1
+    assert "no requests at all" in capsys.readouterr().err
+
+
+def test_the_folder_comes_from_the_settings_if_not_given(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["trace", "req-1", "--set", f"journal.dir={folder}"]) == 0
+    assert "req-1" in capsys.readouterr().out

@@ -1,0 +1,398 @@
+"""Sources, their order, and the mistakes that users make in them."""
+
+import hashlib
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from sluice.config.load import load_settings
+from sluice.config.sections import ModelSection
+from sluice.config.settings import is_loopback, listen_address
+from sluice.config.sources import Override, key_lines, parse_override
+from sluice.core.errors import ConfigError
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load settings from the text of a file, variables and ``--set`` options."""
+
+    def run(text="", *overrides, **environment):
+        file = tmp_path / "sluice.toml"
+        file.write_text(textwrap.dedent(text))
+        return load_settings(file, [parse_override(text) for text in overrides], environment)
+
+    return run
+
+
+@pytest.fixture
+def problems(load):
+    """The problems that loading reports, without the folder of the file."""
+
+    def run(*args, **environment):
+        with pytest.raises(ConfigError) as caught:
+            load(*args, **environment)
+        return [text.rpartition("/")[2] for text in caught.value.problems]
+
+    return run
+
+
+def test_nothing_set_gives_safe_defaults():
+    settings = load_settings(environment={}).settings
+    assert settings.server.listen == "127.0.0.1:8000"
+    assert settings.models == {}
+    assert settings.journal.record_text is False
+
+
+def test_the_file_sets_values_with_units(load):
+    settings = load(
+        """
+        [models.small]
+        source = "smollm2-135m-instruct"
+        kv_bytes = "1GiB"
+        queue_wait_max = "1.5m"
+        replicas = { min = 1, max = 3, warm = 1 }
+        [slo.interactive]
+        ttft = "500ms"
+        [journal]
+        keep = "24h"
+        dir = "~/journal"
+        """
+    ).settings
+    model = settings.models["small"]
+    assert (model.kv_bytes, model.queue_wait_s_max, model.replicas.max) == (1 << 30, 90.0, 3)
+    assert settings.slo["interactive"].ttft_s == 0.5
+    assert settings.journal.dir == Path.home() / "journal"
+
+
+def test_the_environment_beats_the_file_and_set_beats_both(load):
+    file = '[server]\nlisten = "127.0.0.1:1"\ngrace = "1s"\nrequest_max = "1s"'
+    loaded = load(
+        file,
+        "server.request_max=3s",
+        SLUICE_SERVER__GRACE="2s",
+        SLUICE_SERVER__REQUEST_MAX="2s",
+    )
+    server = loaded.settings.server
+    assert (server.listen, server.grace_s, server.request_s_max) == ("127.0.0.1:1", 2.0, 3.0)
+    places = [str(loaded.origin(("server", key))) for key in ("listen", "grace", "request_max")]
+    assert places[0].endswith("sluice.toml:2")
+    assert places[1:] == ["$SLUICE_SERVER__GRACE", "--set"]
+
+
+def test_the_environment_finds_names_whatever_their_spelling(load):
+    settings = load(
+        '[models."Qwen2.5-Coder"]\nsource = "a"',
+        SLUICE_MODELS__QWEN2_5_CODER__SEQUENCES_MAX="4",
+        SLUICE_MODELS__TINY__SOURCE="b",
+        SLUICE_MODELS__TINY__REPLICAS__MAX="2",
+    ).settings
+    assert settings.models["Qwen2.5-Coder"].sequences_max == 4
+    assert settings.models["tiny"].source == "b"
+    assert settings.models["tiny"].replicas.max == 2
+
+
+def test_set_takes_quoted_names_tables_lists_and_plain_words(load):
+    settings = load(
+        "",
+        'models."a.b".source=/m/x.gguf',
+        'models."a.b".replicas={min = 2, max = 4}',
+        'server.cors_origins=["http://a"]',
+        "catalogue.mirrors=http://a, http://b",
+        "metrics.vllm_aliases=true",
+        "metrics.buckets.sluice_ttft_seconds=[0.1, 1]",
+    ).settings
+    assert settings.models["a.b"].source == "/m/x.gguf"
+    assert settings.models["a.b"].replicas.min == 2
+    assert settings.server.cors_origins == ("http://a",)
+    assert settings.catalogue.mirrors == ("http://a", "http://b")
+    assert settings.metrics.vllm_aliases is True
+    assert settings.metrics.buckets == {"sluice_ttft_seconds": (0.1, 1.0)}
+
+
+def test_text_that_looks_like_a_number_stays_text_where_text_is_wanted(load):
+    assert load("", "models.x.source=123").settings.models["x"].source == "123"
+
+
+def test_the_last_of_two_set_options_wins(load):
+    assert load("", "server.grace=1s", "server.grace=2s").settings.server.grace_s == 2.0
+
+
+def test_a_flag_is_named_as_the_origin_of_its_value():
+    override = Override(("server", "listen"), "127.0.0.1:9", "--listen")
+    assert str(load_settings(None, [override], {}).origin(("server", "listen"))) == "--listen"
+
+
+def test_the_file_can_be_named_by_a_variable(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text('[server]\ngrace = "1s"')
+    assert load_settings(environment={"SLUICE_CONFIG": str(file)}).settings.server.grace_s == 1.0
+
+
+# ------------------------------------------------------------------------------ D-15: mistakes
+
+
+def test_d15_a_misspelt_key_is_refused_with_the_nearest_one(problems):
+    found = problems('[models.a]\nsource = "a"\nmax_queu = 5')
+    assert found == [
+        "sluice.toml:3: models.a.max_queu: unknown setting; nearest: models.a.queue_wait_max"
+    ]
+
+
+def test_d15_unknown_sections_are_refused(problems):
+    assert problems("[sever]\nlisten = 'x'") == [
+        "sluice.toml:1: sever: unknown setting; nearest: server"
+    ]
+    accepted = "server, models, slo, journal, metrics, catalogue"
+    assert problems("[kubernetes]\na = 1") == [
+        f"sluice.toml:1: kubernetes: unknown setting; accepted: {accepted}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('sequences_max = "many"', 'must be a whole number, at least 1, not "many"'),
+        ("sequences_max = 0", "must be a whole number, at least 1, not 0"),
+        ("sequences_max = 2.5", "must be a whole number, at least 1, not 2.5"),
+        ("sequences_max = true", "must be a whole number, at least 1, not true"),
+        ("queue_requests_max = -1", "must be a whole number, at least 0, not -1"),
+        ('prefix_cache = "yes"', 'must be true or false, not "yes"'),
+        ('numerics = "turbo"', 'must be one of "fast", "exact", not "turbo"'),
+        ("queue_wait_max = 60", 'has no unit; write for example "60s" or "60ms"'),
+        ('queue_wait_max = "0s"', 'must be a duration such as "500ms", "30s" or "24h", above zero'),
+        ('queue_wait_max = "soon"', '\'soon\' is not a duration such as "500ms", "30s" or "24h"'),
+        ('kv_bytes = "4 gigs"', "unknown unit 'gigs'; use B, kB, MB, GB, TB, KiB, MiB, GiB or TiB"),
+        ('replicas = "two"', "must be a table"),
+        ("threads = [1]", "must be a whole number, at least 1, not a list"),
+    ],
+)
+def test_d15_a_value_of_the_wrong_kind_is_refused_with_what_is_accepted(problems, line, message):
+    found = problems(f'[models.m]\nsource = "a"\n{line}')
+    assert found == [f"sluice.toml:3: models.m.{line.split(' =')[0]}: {message}"]
+
+
+def test_d15_a_table_where_a_value_belongs_is_refused(problems):
+    assert problems("[server.listen]\nhost = 'x'") == [
+        "sluice.toml:1: server.listen: must be text, not a table"
+    ]
+
+
+def test_d15_min_replicas_above_max_is_refused_where_it_is_written(problems):
+    found = problems('[models.m]\nsource = "a"\n[models.m.replicas]\nmax = 1\nmin = 2')
+    assert found == ["sluice.toml:5: models.m.replicas.min: min = 2 is above max = 1"]
+
+
+def test_d15_all_problems_of_all_sources_come_at_once(problems):
+    found = problems(
+        """\
+        [models.small]
+        source = "a"
+        max_queu = 1
+        sequences_max = "x"
+        replicas = { min = 3, max = 2 }
+        [models.large]
+        threads = 2
+        [slo.fast]
+        percentile = 101
+        """,
+        "server.listn=x",
+        "journal.keep=24",
+        SLUICE_JOURNAL__RECORD_TEXT="maybe",
+        SLUICE_SERVER_LISTEN="0.0.0.0:1",
+    )
+    assert len(found) == 10, found
+    text = "\n".join(found)
+    for fragment in (
+        "sluice.toml:3: models.small.max_queu: unknown",
+        "sluice.toml:4: models.small.sequences_max: must",
+        "sluice.toml:5: models.small.replicas.min: min = 3 is above",
+        "sluice.toml:6: models.large.source: missing",
+        "sluice.toml:9: slo.fast.percentile: must be a number from 50 to 100, not 101",
+        "--set: server.listn: unknown setting; nearest: server.listen",
+        "--set: journal.keep: '24' has no unit",
+        "slo.fast: an SLO class needs at least one of",
+        "$SLUICE_JOURNAL__RECORD_TEXT: journal.record_text: must be true or false",
+        "$SLUICE_SERVER_LISTEN: not a setting (SLUICE_SECTION__KEY); nearest: SLUICE_SERVER__L",
+    ):
+        assert fragment in text
+
+
+def test_d15_a_variable_for_an_unknown_setting_is_refused(problems):
+    assert problems(SLUICE_SERVER__LISTN="x") == [
+        "$SLUICE_SERVER__LISTN: server.listn: unknown setting; nearest: server.listen"
+    ]
+
+
+def test_variables_that_kubernetes_sets_for_a_service_are_left_alone(load):
+    load(
+        SLUICE_PORT="tcp://10.0.0.1:8000",
+        SLUICE_PORT_8000_TCP_ADDR="10.0.0.1",
+        SLUICE_SERVICE_HOST="10.0.0.1",
+    )
+
+
+def test_a_file_that_is_no_toml_is_refused_with_the_line(problems):
+    (found,) = problems("[server\nlisten = 1")
+    assert "line 1" in found
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file"):
+        load_settings(tmp_path / "none.toml", (), {})
+
+
+@pytest.mark.parametrize("text", ["server.listen", "=x", ""])
+def test_set_without_key_or_value_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match="KEY=VALUE"):
+        parse_override(text)
+
+
+def test_a_value_and_a_table_under_one_key_clash(problems):
+    assert problems("", "models.m=x", "models.m.source=y") == [
+        "--set: models.m.source is set both as a table and as a value",
+        "--set: models.m: must be a table",
+    ]
+
+
+# -------------------------------------------------------------------------- rules between values
+
+
+def test_an_open_address_without_keys_is_refused_unless_said(load, problems):
+    (found,) = problems('[server]\nlisten = "0.0.0.0:8000"')
+    assert found.startswith("sluice.toml:2: server.listen: 0.0.0.0:8000 can be reached from other")
+    assert "allow_unauthenticated = true" in found
+    load('[server]\nlisten = "0.0.0.0:8000"\nallow_unauthenticated = true')
+    load('[server]\nlisten = "0.0.0.0:8000"', SLUICE_API_KEYS="k")
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ('[models.m]\nsource = "a"\nreplicas = { warm = 1 }', "min + warm = 2 is above max = 1"),
+        ('[models.m]\nsource = "a"\npolicy = "static"\nstatic_batch = 33', "can never be reached"),
+        ('[models.m]\nsource = "sim:a@b"', 'need engine = "simulated"'),
+        ('[models.m]\nsource = "a"\nengine = "simulated"', 'need engine = "simulated"'),
+        ("[slo.x]\npercentile = 99", "needs at least one of ttft, tpot and e2e"),
+        ('[slo.x]\nttft = "1s"\noverload = ["refuse", "queue"]', 'must be "refuse"'),
+        ('[slo.x]\nttft = "1s"\noverload = []', 'must be "refuse"'),
+        ("[metrics.buckets]\na = [2, 1]", "positive and rising"),
+        ("[metrics.buckets]\na = []", "positive and rising"),
+        ('[server]\nlisten = "8000"', "is not HOST:PORT"),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(problems, text, fragment):
+    (found,) = problems(text)
+    assert fragment in found
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0)), ("host:65535", ("host", 65535))],
+)
+def test_listen_addresses_are_taken_apart(listen, address):
+    assert listen_address(listen) == address
+
+
+@pytest.mark.parametrize("listen", ["host", ":80", "::1:80", "a:b", "a:65536", "a:-1", "a:"])
+def test_addresses_without_host_or_port_are_refused(listen):
+    with pytest.raises(ValueError, match=r"HOST:PORT|brackets|port must"):
+        listen_address(listen)
+
+
+def test_loopback_is_what_only_this_machine_reaches():
+    assert [is_loopback(h) for h in ("localhost", "127.0.0.9", "::1")] == [True] * 3
+    assert [is_loopback(h) for h in ("0.0.0.0", "::", "10.0.0.1", "host")] == [False] * 4
+
+
+# -------------------------------------------------------------------------------------- secrets
+
+
+def sha256(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_keys_are_kept_as_digests_only(load, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# ours\nkey-c\n\nkey-a\n")
+    settings = load(
+        "",
+        f"server.api_key_file={file}",
+        SLUICE_API_KEYS="key-a, key-b",
+        SLUICE_ADMIN_KEY="root",
+        HF_TOKEN="hf",
+    ).settings
+    assert settings.server.api_key_digests == (sha256("key-a"), sha256("key-b"), sha256("key-c"))
+    assert settings.server.admin_key_digest == sha256("root")
+    assert settings.catalogue.hf_token == "hf"
+    assert "key-a" not in repr(settings)
+    assert "'hf'" not in repr(settings)
+
+
+def test_a_named_variable_that_is_missing_is_refused(problems):
+    assert problems('[server]\napi_keys_env = "MY_KEYS"') == [
+        "sluice.toml:2: server.api_keys_env: $MY_KEYS is not set or empty"
+    ]
+
+
+def test_a_key_in_place_of_a_variable_name_is_not_echoed(problems):
+    (found,) = problems("", "server.admin_key_env=sk-secret-1")
+    assert "sk-secret-1" not in found
+    assert "name of an environment variable" in found
+
+
+def test_a_variable_with_our_prefix_may_hold_keys(load):
+    settings = load("", SLUICE_SERVER__API_KEYS_ENV="SLUICE_TEAM_KEYS", SLUICE_TEAM_KEYS="k")
+    assert settings.settings.server.api_key_digests == (sha256("k"),)
+
+
+def test_a_key_file_without_keys_is_refused(problems, tmp_path):
+    (tmp_path / "keys").write_text("# none yet\n")
+    assert "holds no key" in problems("", f"server.api_key_file={tmp_path / 'keys'}")[0]
+    assert "No such file" in problems("", f"server.api_key_file={tmp_path / 'none'}")[0]
+
+
+def test_settings_cannot_give_digests_directly(problems):
+    assert "unknown setting" in problems("[server]\napi_key_digests = ['x']")[0]
+
+
+def test_hf_endpoint_beats_the_file_and_yields_to_our_own_name(load):
+    file = '[catalogue]\nhf_endpoint = "http://file"'
+    assert load(file, HF_ENDPOINT="http://hf").settings.catalogue.hf_endpoint == "http://hf"
+    both = load(file, HF_ENDPOINT="http://hf", SLUICE_CATALOGUE__HF_ENDPOINT="http://ours")
+    assert both.settings.catalogue.hf_endpoint == "http://ours"
+
+
+# ---------------------------------------------------------------------------------------- lines
+
+
+def test_lines_of_keys_are_found_past_comments_long_text_and_quotes():
+    text = textwrap.dedent(
+        '''\
+        top = 1
+        [a."b.c"]  # heading
+        text = """
+        [not.a.heading]
+        neither = 1
+        """
+        list = [
+          1,
+        ]
+        d.e = 2
+        [[f]]
+        g = { h = 1 }
+        '''
+    )
+    assert key_lines(text) == {
+        ("top",): 1,
+        ("a", "b.c"): 2,
+        ("a", "b.c", "text"): 3,
+        ("a", "b.c", "list"): 7,
+        ("a", "b.c", "d", "e"): 10,
+        ("f",): 11,
+        ("f", "g"): 12,
+    }
+
+
+def test_components_can_be_built_without_a_loader():
+    assert ModelSection("x").sequences_max == 32

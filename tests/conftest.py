@@ -1,0 +1,48 @@
+"""Profiles and fixtures that the whole suite shares."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from sluice.catalog.catalogue import Catalogue
+from sluice.catalog.models import DEFAULT_MODEL
+from sluice.config.load import load_settings
+from sluice.config.sections import CatalogueSection, ModelSection
+
+# Same examples in every run, so that a red test is red for everyone. `nightly` looks further:
+# `HYPOTHESIS_PROFILE=nightly ./check`.
+settings.register_profile(
+    "default",
+    derandomize=True,
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("nightly", max_examples=2000, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))  # noqa: TID251
+
+
+@pytest.fixture(scope="session")
+def catalogue_section() -> CatalogueSection:
+    """The cache that this machine's sluice uses, so that a model is fetched once."""
+    return load_settings().settings.catalogue
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf(catalogue_section: CatalogueSection) -> Path:
+    """The catalogue's default model as a GGUF file; ``SLUICE_TEST_MODEL`` names another."""
+    given = os.environ.get("SLUICE_TEST_MODEL")  # noqa: TID251
+    return Catalogue(catalogue_section).fetch(given or DEFAULT_MODEL).path
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(smollm2_gguf: Path, catalogue_section: CatalogueSection) -> Path:
+    """The same model converted, as replicas load it; kept between runs by its content."""
+    # Imported late: only tests of the real model need what it imports.
+    from sluice.wiring.gateway import prepare  # noqa: PLC0415
+
+    models = {"smollm2": ModelSection(source=str(smollm2_gguf))}
+    (prepared,) = prepare(models, catalogue_section, lambda *_: None)
+    return prepared.folder.path
