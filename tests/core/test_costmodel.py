@@ -137,9 +137,9 @@ def test_nonnegative_least_squares_meets_its_optimality_conditions(seed):
         for i in range(size)
     ]
     moment = [sum(r[i] * t for r, t in zip(rows, target, strict=True)) for i in range(size)]
-    solution = nonnegative_least_squares(gram, moment)
+    solution = nonnegative_least_squares(gram, moment, [0.0] * size)
     for i in range(size):
         slope = moment[i] - sum(gram[i][j] * solution[j] for j in range(size))
         assert solution[i] >= 0
-        assert slope <= 1e-6
-        assert abs(slope * solution[i]) <= 1e-6
+        assert slope <= 1e-4
+        assert abs(slope * solution[i]) <= 1e-4

@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 from sluice.core.costmodel import Coefficients, LinearCostModel
+from sluice.core.events import Submitted
 from sluice.core.request import Request
 from sluice.core.roster import BatchingLimits
 from sluice.core.sampling import Sampling
-from sluice.runtime.recording import ReplicaRecording, read_entry
+from sluice.runtime.recording import ReplicaRecording, ReplicaStart, read_entry
 from sluice.runtime.replay import replay
 from sluice.testing.replicas import ReplicaRun
 
@@ -64,7 +65,7 @@ def test_pseudonyms_keep_equality_of_prefixes_under_one_key_only():
         return {
             value.request.id: value.request.prompt
             for value in map(read_entry, recorded(2, key=key))
-            if hasattr(value, "request")
+            if isinstance(value, Submitted)
         }
 
     first, other = prompts(b"a" * 32), prompts(b"b" * 32)
@@ -75,6 +76,7 @@ def test_pseudonyms_keep_equality_of_prefixes_under_one_key_only():
 def test_first_difference_is_found():
     entries = recorded(3)
     start = read_entry(entries[0])
+    assert isinstance(start, ReplicaStart)
     changed = ReplicaRecording(b"").start(replace(start.limits, sequences_max=2), start.cost, 0)
     result = replay([changed, *entries[1:]])
     assert result.difference is not None

@@ -1,6 +1,7 @@
 """The bytes of chat answers: order of chunks, nulls, usage, terminator, identity."""
 
 import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from sluice.core.request import EndReason
 from sluice.runtime.generation import ChoiceEnded, Delta, ToolCallDelta
@@ -51,6 +52,8 @@ def test_d02_each_choice_has_one_finish_and_one_role(server, gateway):
     assert all(chunk["usage"] is None for chunk in chunks)
     assert {chunk["created"] for chunk in [*chunks, last]} == {CREATED_S}
     assert len({(chunk["id"], chunk["model"]) for chunk in [*chunks, last]}) == 1
+    for chunk in [*chunks, last]:
+        ChatCompletionChunk.model_validate(chunk, strict=True)
 
 
 def test_d04_without_include_usage_no_chunk_mentions_usage(server, gateway):
@@ -69,6 +72,7 @@ def test_d04_usage_is_equal_streamed_and_whole(server, gateway):
     whole = chat(server, n=2).json()
     assert streamed.events()[-2]["usage"] == whole["usage"]
     assert whole["usage"]["total_tokens"] == 15
+    ChatCompletion.model_validate(whole, strict=True)
     assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 

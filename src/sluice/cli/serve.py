@@ -105,7 +105,7 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
     """The first signal drains; the second ends the process as if no one had asked it to wait."""
     loop = asyncio.get_running_loop()
 
-    def first(number: signal.Signals) -> None:
+    def drain() -> None:
         click.echo("draining; press Ctrl-C again to end at once", err=True)
         stop.set()
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -113,4 +113,4 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
             signal.signal(each, signal.SIG_DFL)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, first, number)
+        loop.add_signal_handler(number, drain)

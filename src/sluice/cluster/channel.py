@@ -19,8 +19,8 @@ from sluice.runtime.messages import FromReplica, ToReplica
 
 _LENGTH = struct.Struct(">I")
 FRAME_BYTES_MAX = 64 << 20
-# What a replica may have unsent before it waits for the gateway to read. The gateway only parses and
-# hands on, so a full buffer means that its process is stopped or dead.
+# How long a replica waits for the gateway to read. The gateway only parses and hands on, so a buffer
+# that stays full means that its process is stopped or dead.
 _SEND_WAIT_S = 30.0
 _SOCKET_BUFFER_BYTES = 1 << 20
 
@@ -42,13 +42,13 @@ class ReplicaChannel:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
-        self._socket.setblocking(False)
+        self._socket.settimeout(0)
         self._received = bytearray()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[ToReplica])
 
-    def receive(self, wait_s: float | None) -> list[ToReplica]:
-        """Return the messages that have come, waiting up to ``wait_s`` (``None``: for ever) for one.
+    def receive(self, wait_s: float) -> list[ToReplica]:
+        """Return the messages that have come, waiting up to ``wait_s`` for the first.
 
         Raises ``ChannelClosed`` where the gateway is gone.
         """
@@ -107,8 +107,8 @@ class ReplicaChannel:
 class GatewayChannel:
     """The gateway's end: reads in asyncio, writes without waiting.
 
-    Writes go to the transport's buffer; it is bounded by ``WRITE_BYTES_MAX``, over which the replica
-    is taken as hung, since a live one reads between any two steps.
+    Writes go to the transport's buffer. Over ``WRITE_BYTES_MAX`` in it the replica is taken as hung:
+    a live one reads between any two steps.
     """
 
     WRITE_BYTES_MAX = 256 << 20
@@ -122,7 +122,7 @@ class GatewayChannel:
     @classmethod
     async def over(cls, end: socket.socket) -> "GatewayChannel":
         """Take over the socket."""
-        end.setblocking(False)
+        end.settimeout(0)
         reader, writer = await asyncio.open_unix_connection(sock=end, limit=_SOCKET_BUFFER_BYTES)
         return cls(reader, writer)
 

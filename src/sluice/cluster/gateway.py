@@ -1,8 +1,8 @@
 """The live driver of the fleet: calls in, pieces out, one event loop.
 
-It turns calls, messages of replicas and timers into events, hands them to ``Fleet.handle`` and performs
-the effects. Which call is admitted, where it runs and when a process is started again is decided
-there. What a call's text means is ``served``'s business, what is measured ``observer``'s.
+It turns calls, messages of replicas and timers into events, hands them to ``Fleet.handle`` and
+performs the effects. Which call is admitted, where it runs and when a process is started again is
+decided there. What a call's text means is ``served``'s business, what is measured ``observer``'s.
 
 Implements ``server.ports.Gateway``.
 """
@@ -125,7 +125,9 @@ class LocalGateway:
         submit = await served.submit(call)
         if submit.request.id in self._live:
             unique = f"{submit.request.id}~{next(self._serial)}"
-            submit = Submit(replace(submit.request, id=unique), submit.sampling, submit.rules, submit.grammar)
+            submit = Submit(
+                replace(submit.request, id=unique), submit.sampling, submit.rules, submit.grammar
+            )
         request = submit.request
         stream = PieceStream(call.model, lambda: self._cancel(request.id))
         self._live[request.id] = _Live(submit, stream, served.tool_calls(call))
@@ -294,9 +296,7 @@ class LocalGateway:
         if live is None:
             return
         self._observer.ended(live.request, message)
-        live.stream.put(
-            Finished(message.reason, message.usage, message.phases, message.error)
-        )
+        live.stream.put(Finished(message.reason, message.usage, message.phases, message.error))
         self._changed.set()
 
     def _finish_here(self, request_id: str, reason: EndReason, error: str) -> None:

@@ -1,8 +1,8 @@
 """Replica processes on this machine: start, talk, notice their end, stop.
 
-One ``ReplicaProcess`` is one replica id over all its incarnations. It reports what happens and decides
-nothing: whether and when to start again is the fleet's decision. A replica that has work and says
-nothing for ``silence_s_max`` is killed and reported as lost, like one that crashed.
+One ``ReplicaProcess`` is one replica id over all its incarnations. It reports what happens and
+decides nothing: whether and when to start again is the fleet's decision. A replica that has work
+and says nothing for ``silence_s_max`` is killed and reported as lost, like one that crashed.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class ReplicaProcess:
             self._watch = asyncio.create_task(self._run(), name=f"replica {self.replica_id}")
 
     def send(self, message: ToReplica) -> None:
-        """Queue a message. One to a process that is gone is dropped: its loss is reported anyway."""
+        """Queue a message; one to a process that is gone is dropped, as its loss is reported."""
         if self._channel is None:
             return
         with contextlib.suppress(ChannelClosed):

@@ -1,8 +1,8 @@
 """The text side of one model in the gateway: calls to token ids, text pieces to tool calls.
 
-Decides what a call means in tokens (template, prompt ids, room for output, grammar) and refuses what
-cannot be meant. Whether there is capacity for it is the fleet's decision; sampling and stop strings
-are carried out in the replica.
+Decides what a call means in tokens (template, prompt ids, room for output, grammar) and refuses
+what cannot be meant. Whether there is capacity for it is the fleet's decision; sampling and stop
+strings are carried out in the replica.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ _INLINE_CHARS_MAX = 16_384
 class ServedModel:
     """One model that clients can ask for.
 
-    ``limits`` are those of its replicas, ``None`` until one was ready. ``request_ns_max`` bounds the
-    life of a request. ``new_id`` gives ids for tool calls.
+    ``limits`` are those of its replicas, ``None`` until one was ready. ``request_ns_max`` bounds
+    the life of a request. ``new_id`` gives ids for tool calls.
     """
 
     def __init__(
@@ -170,7 +170,9 @@ class ServedModel:
     @property
     def _marker_token(self) -> int | None:
         """The opening marker of tool calls, where the vocabulary has it as a special token."""
-        token = self._tokenizer.token_id(self._tool_format.begin) if self._tool_format.begin else None
+        token = (
+            self._tokenizer.token_id(self._tool_format.begin) if self._tool_format.begin else None
+        )
         return token if token in self._tokenizer.special_tokens else None
 
 

@@ -11,8 +11,9 @@ Predictions carry no margin; ``margin`` says by how much to multiply where being
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import ceil
+from operator import mul
 from typing import NamedTuple, Protocol
 
 
@@ -133,13 +134,11 @@ class FixedCostModel:
         return 1.0
 
     def step_ns(self, load: Load) -> int:
-        """See ``CostModel``."""
         return int(self.coefficients.predict_ns(load))
 
     def chunk_tokens_max(
         self, load: Load, past_tokens: int, budget_ns: int, tokens_max: int
     ) -> int:
-        """See ``CostModel``."""
         return largest_chunk(self, load, past_tokens, budget_ns, tokens_max)
 
     def observe(self, load: Load, duration_ns: int) -> None:
@@ -160,6 +159,7 @@ RATIOS_KEPT = 128
 RATIOS_MIN = 20  # below this many the p95 would be the maximum, which one stall would own
 MARGIN_FIRST = 1.2
 REFIT_STEPS = 16
+SWEEPS_MAX = 100
 RATE_FORGET = 0.98
 
 
@@ -234,17 +234,14 @@ class LinearCostModel:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """See ``CostModel``."""
         return self._rate_tokens / self._rate_s
 
     def step_ns(self, load: Load) -> int:
-        """See ``CostModel``."""
         return int(self._coefficients.predict_ns(load))
 
     def chunk_tokens_max(
         self, load: Load, past_tokens: int, budget_ns: int, tokens_max: int
     ) -> int:
-        """See ``CostModel``."""
         return largest_chunk(self, load, past_tokens, budget_ns, tokens_max)
 
     def observe(self, load: Load, duration_ns: int) -> None:
@@ -281,14 +278,7 @@ class LinearCostModel:
         insort(self._ratios_sorted, ratio)
 
     def _refit(self) -> None:
-        seed = self._seed
-        units_ms = [
-            seed.step_ns * TYPICAL[0] / 1e6,
-            seed.token_ns * TYPICAL[1] / 1e6,
-            seed.row_ns * TYPICAL[2] / 1e6,
-            seed.decode_context_ns * TYPICAL[3] / 1e6,
-            seed.chunk_context_ns * TYPICAL[4] / 1e6,
-        ]
+        units_ms = in_units(self._seed)
         prior = PRIOR_STEPS / max(1e-6, sum(units_ms)) ** 2
         gram = [a + b for a, b in zip(*self._gram, strict=True)]
         moment = [a + b for a, b in zip(*self._moment, strict=True)]
@@ -296,71 +286,36 @@ class LinearCostModel:
             gram[index * 6] += prior
             moment[index] += prior * unit_ms
         rows = [gram[start : start + 5] for start in range(0, 25, 5)]
-        fitted = nonnegative_least_squares(rows, moment)
+        fitted = nonnegative_least_squares(rows, moment, in_units(self._coefficients))
         self._coefficients = Coefficients(
             *(unit_ms * 1e6 / typical for unit_ms, typical in zip(fitted, TYPICAL, strict=True))
         )
 
 
-def nonnegative_least_squares(gram: Seq[Seq[float]], moment: Seq[float]) -> list[float]:
-    """Minimise ``x'Gx - 2m'x`` over ``x >= 0`` for a positive definite ``G``.
+def in_units(coefficients: Coefficients) -> list[float]:
+    """Milliseconds of each part in a typical step: the scale on which coefficients are fitted."""
+    return [
+        coefficient * typical / 1e6
+        for coefficient, typical in zip(astuple(coefficients), TYPICAL, strict=True)
+    ]
 
-    The active-set method of Lawson and Hanson (Solving Least Squares Problems, 1974, chapter 23) on
-    the normal equations.
+
+def nonnegative_least_squares(
+    gram: Seq[Seq[float]], moment: Seq[float], start: Seq[float]
+) -> list[float]:
+    """Minimise ``x'Gx - 2m'x`` over ``x >= 0`` for a positive definite ``G``, from ``start``.
+
+    Coordinate descent with projection: each variable in turn goes to its best value that is not
+    negative. What is left open after ``SWEEPS_MAX`` rounds makes no difference to predictions.
     """
-    size = len(moment)
-    solution = [0.0] * size
-    passive: list[int] = []
-    tolerance = 1e-12 * max(1e-300, *(abs(value) for value in moment))
-    for _ in range(4 * size):
-        slopes = {
-            index: moment[index] - sum(g * x for g, x in zip(gram[index], solution, strict=True))
-            for index in range(size)
-            if index not in passive
-        }
-        best = max(slopes, key=lambda index: slopes[index], default=None)
-        if best is None or slopes[best] <= tolerance:
+    solution = [max(0.0, x) for x in start]
+    for _ in range(SWEEPS_MAX):
+        largest = 0.0
+        for index, row in enumerate(gram):
+            slope = moment[index] - sum(map(mul, row, solution))
+            value = max(0.0, solution[index] + slope / row[index])
+            largest = max(largest, abs(value - solution[index]))
+            solution[index] = value
+        if largest <= 1e-6 * max(solution):
             break
-        passive.append(best)
-        _solve_passive(gram, moment, solution, passive)
     return solution
-
-
-def _solve_passive(
-    gram: Seq[Seq[float]], moment: Seq[float], solution: list[float], passive: list[int]
-) -> None:
-    """Move ``solution`` to the optimum of the passive variables; those at zero leave them."""
-    while passive:
-        target = _solve(
-            [[gram[i][j] for j in passive] for i in passive], [moment[i] for i in passive]
-        )
-        falling = [
-            solution[i] / (solution[i] - x)
-            for i, x in zip(passive, target, strict=True)
-            if x <= 0 and solution[i] > x
-        ]
-        share = min([1.0, *falling]) if any(x <= 0 for x in target) else 1.0
-        for i, x in zip(passive, target, strict=True):
-            solution[i] += share * (x - solution[i])
-        kept = [i for i, x in zip(passive, target, strict=True) if x > 0 or solution[i] > 1e-15]
-        for i in passive:
-            if i not in kept:
-                solution[i] = 0.0
-        if len(kept) == len(passive):
-            return
-        passive[:] = kept
-
-
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gaussian elimination; a positive definite matrix needs no pivoting."""
-    size = len(right)
-    for column in range(size):
-        for row in range(column + 1, size):
-            factor = matrix[row][column] / matrix[column][column]
-            for k in range(column, size):
-                matrix[row][k] -= factor * matrix[column][k]
-            right[row] -= factor * right[column]
-    for row in range(size - 1, -1, -1):
-        known = sum(matrix[row][k] * right[k] for k in range(row + 1, size))
-        right[row] = (right[row] - known) / matrix[row][row]
-    return right

@@ -87,26 +87,21 @@ class FcfsPolicy:
     """
 
     def order(self, sequence: Sequence, roster: Roster) -> Order:
-        """See ``Policy``."""
         return (0, 0, sequence.number)
 
     def budget(self, decodes: Seq[Sequence], load: Load, roster: Roster, now_ns: int) -> Budget:
-        """See ``Policy``."""
         tokens = max(1, roster.limits.chunk_tokens_max - load.tokens)
         return Budget(tokens, None, Admission.AS_COMPUTED)
 
     def fits(self, candidate: Sequence, roster: Roster, ahead: Reservation | None) -> bool:
-        """See ``Policy``."""
         if candidate.preemptions < PREEMPTIONS_MAX and not _strict_residents(roster):
             return True
         return _fits_at_peak(candidate, roster, None)
 
     def reserve(self, head: Sequence, roster: Roster) -> Reservation | None:
-        """See ``Policy``."""
         return None
 
     def victim(self, candidates: Seq[Sequence], roster: Roster, now_ns: int) -> Sequence:
-        """See ``Policy``."""
         return max(candidates, key=lambda sequence: sequence.number)
 
 
@@ -114,7 +109,6 @@ class StaticPolicy(FcfsPolicy):
     """Waits for a batch, then runs that batch to its end before the next one starts."""
 
     def budget(self, decodes: Seq[Sequence], load: Load, roster: Roster, now_ns: int) -> Budget:
-        """See ``Policy``."""
         tokens = max(1, roster.limits.chunk_tokens_max - load.tokens)
         ready = not roster.residents and self.batch_ready_ns(roster) <= now_ns
         return Budget(tokens, None, Admission.WHOLE_BATCH if ready else Admission.NONE)
@@ -127,7 +121,6 @@ class StaticPolicy(FcfsPolicy):
         return first_ns + roster.limits.static_wait_ns
 
     def fits(self, candidate: Sequence, roster: Roster, ahead: Reservation | None) -> bool:
-        """See ``Policy``."""
         if len(roster.residents) >= roster.limits.static_sequences:
             return False
         return _fits_at_peak(candidate, roster, None)
@@ -137,7 +130,7 @@ class SloPolicy:
     """Serves by due time within tiers, in steps sized so that no resident's next token is late."""
 
     def order(self, sequence: Sequence, roster: Roster) -> Order:
-        """See ``Policy``: (tier, due time + remaining work, arrival)."""
+        """(tier, due time + remaining work, arrival)."""
         request = sequence.generation.request
         due_ns = sequence.due_ns()
         if due_ns is None:
@@ -146,9 +139,7 @@ class SloPolicy:
         return (request.tier, due_ns + WORK_WEIGHT * work_ns, sequence.number)
 
     def budget(self, decodes: Seq[Sequence], load: Load, roster: Roster, now_ns: int) -> Budget:
-        """See ``Policy``.
-
-        The time until the first due token bounds the step. A resident that cannot get back on time
+        """The time until the first due token bounds the step. A resident that cannot get back on time
         by its end, even in steps without prefill, no longer counts: holding prefill back for it
         would only make others late as well.
         """
@@ -168,11 +159,9 @@ class SloPolicy:
         return Budget(limits.chunk_tokens_max, step_ns, Admission.AS_COMPUTED)
 
     def fits(self, candidate: Sequence, roster: Roster, ahead: Reservation | None) -> bool:
-        """See ``Policy``."""
         return _fits_at_peak(candidate, roster, ahead)
 
     def reserve(self, head: Sequence, roster: Roster) -> Reservation | None:
-        """See ``Policy``."""
         if head.passed >= PASSED_MAX:
             return None
         own = holding(head, roster)
@@ -182,7 +171,7 @@ class SloPolicy:
         return Reservation(own, steps)
 
     def victim(self, candidates: Seq[Sequence], roster: Roster, now_ns: int) -> Sequence:
-        """See ``Policy``: lowest tier, then most (blocks freed x slack) per token to recompute."""
+        """Lowest tier, then most (blocks freed x slack) per token to recompute."""
 
         def worth(sequence: Sequence) -> tuple[int, float, int]:
             due_ns = sequence.due_ns()

@@ -77,6 +77,11 @@ class SimulatedExecutor:
 
     def run(self, plan: Plan) -> Outcome:
         """See ``StepExecutor``."""
+        for row in plan.rows:
+            cells = row.past_tokens + len(row.tokens)
+            if len(row.blocks) * self._limits.block_size < cells:
+                blocks = len(row.blocks)
+                raise StepError(f"{blocks} blocks cannot hold {cells} tokens", (row.sequence,))
         sampled = tuple(Sampled(row.sequence, self._token(row)) for row in plan.rows if row.sample)
         return Outcome(sampled, int(self._coefficients.predict_ns(load_of(plan))))
 

@@ -1,7 +1,7 @@
 """The text side of one model in a replica process: opens the output of each of its sequences.
 
-Holds what all sequences share (vocabulary as bytes, compiled grammars). What a single output does is
-in ``output``, what a grammar allows in ``grammar``.
+Holds what all sequences share (vocabulary as bytes, compiled grammars). What a single output does
+is in ``output``, what a grammar allows in ``grammar``.
 """
 
 from functools import cached_property

@@ -56,7 +56,7 @@ _IDLE_WAIT_S = 30.0
 class Channel(Protocol):
     """The gateway, as a replica sees it."""
 
-    def receive(self, wait_s: float | None) -> Sequence[ToReplica]:
+    def receive(self, wait_s: float) -> Sequence[ToReplica]:
         """Return what has come, waiting up to ``wait_s`` for the first."""
         ...
 
@@ -78,7 +78,11 @@ class Outputs(Protocol):
         ...
 
 
-Recorder = Callable[[ReplicaEvent, int, Sequence[ReplicaEffect]], None]
+Record = Callable[[ReplicaEvent, int, Sequence[ReplicaEffect]], None]
+
+
+def record_nothing(event: ReplicaEvent, now_ns: int, effects: Sequence[ReplicaEffect]) -> None:
+    """Keep no record."""
 
 
 class ReplicaDriver:
@@ -94,7 +98,7 @@ class ReplicaDriver:
         outputs: Outputs,
         channel: Channel,
         clock: Callable[[], int],
-        record: Recorder,
+        record: Record,
     ) -> None:
         self._replica = replica
         self._executor = executor
@@ -150,7 +154,7 @@ class ReplicaDriver:
         try:
             for choice in range(request.choices):
                 self._open_sequence(message, SequenceId(request.id, choice))
-        except Exception as error:  # boundary: one request; the others must not notice
+        except Exception as error:  # noqa: BLE001 - boundary: one request
             _log.exception("request %s could not be set up", request.id)
             self._broken[request.id] = f"the request could not be set up: {error}"
         self._handle(Submitted(request))
@@ -190,7 +194,7 @@ class ReplicaDriver:
                 continue
             try:
                 delta, stop = output.push(token.token, logprobs.get(token.sequence))
-            except Exception as error:  # boundary: one request; the others must not notice
+            except Exception as error:  # noqa: BLE001 - boundary: one request
                 _log.exception("output of %s failed", token.sequence.request_id)
                 self._broken[token.sequence.request_id] = f"the output failed: {error}"
                 delta, stop = None, None

@@ -6,6 +6,7 @@ record looks like is in ``telemetry.records``, how events become plain records i
 
 from collections.abc import Sequence
 
+from sluice.core.costmodel import CostState
 from sluice.core.events import (
     ReplicaEffect,
     ReplicaEvent,
@@ -14,34 +15,48 @@ from sluice.core.events import (
     StepDone,
     StepFailed,
 )
+from sluice.core.roster import BatchingLimits
 from sluice.core.step import Plan, Row
+from sluice.runtime.recording import Entry, ReplicaRecording
 from sluice.telemetry import records
 from sluice.telemetry.journal import JournalWriter
 
 
 class Recorder:
-    """Records one replica. ``journal`` is ``None`` where none is kept."""
+    """Records one replica. ``key`` hides token ids; see ``recording``."""
 
-    def __init__(self, journal: JournalWriter | None, replica_id: str) -> None:
+    def __init__(self, journal: JournalWriter, replica_id: str, key: bytes) -> None:
         self._journal = journal
         self._replica_id = replica_id
+        self._recording = ReplicaRecording(key)
         self._plan: Plan | None = None
+
+    def start(self, limits: BatchingLimits, cost: CostState, now_ns: int) -> None:
+        """Record what the replica is made of; comes before all else."""
+        self._append(self._recording.start(limits, cost, now_ns))
 
     def record(self, event: ReplicaEvent, now_ns: int, effects: Sequence[ReplicaEffect]) -> None:
         """Record an event, when it came, and what was decided."""
-        if self._journal is None:
-            return
+        for entry in self._recording.record(event, now_ns, effects):
+            self._append(entry)
         if isinstance(event, StepDone | StepFailed):
             self._record_step(event, now_ns, effects)
         for effect in effects:
             if isinstance(effect, RunStep):
                 self._plan = effect.plan
 
+    def _append(self, entry: Entry) -> None:
+        self._journal.append(
+            records.PolicyRecord(
+                entry.t_ns, self._replica_id, entry.role, entry.name, entry.payload
+            )
+        )
+
     def _record_step(
         self, event: StepDone | StepFailed, now_ns: int, effects: Sequence[ReplicaEffect]
     ) -> None:
         plan = self._plan
-        if self._journal is None or plan is None or plan.step != event.step:
+        if plan is None or plan.step != event.step:
             return
         report = next((effect for effect in effects if isinstance(effect, Report)), None)
         self._journal.append(

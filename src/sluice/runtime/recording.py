@@ -1,10 +1,11 @@
 """What a replica decided, as plain entries from which it can be replayed without any text.
 
-``ReplicaRecording`` turns events and effects into entries (msgpack payloads) for the journal, which is
-written by ``runtime/recorder.py`` and read back by ``runtime/replay.py``. Token ids leave this module
-as keyed pseudonyms only: ``p(i) = H(key, p(i-1), token(i))``, 64 bits in memory and the lower 32 in
-entries. Two sequences have equal pseudonyms exactly as far as they have equal tokens, which is all
-that the prefix cache looks at; without the key, which is never stored, tokens cannot be recovered.
+``ReplicaRecording`` turns events and effects into entries (msgpack payloads) for the journal, which
+is written by ``runtime/recorder.py`` and read back by ``runtime/replay.py``. Token ids leave this
+module as keyed pseudonyms only: ``p(i) = H(key, p(i-1), token(i))``, 64 bits in memory and the
+lower 32 in entries. Two sequences have equal pseudonyms exactly as far as they have equal tokens,
+which is all that the prefix cache looks at; without the key, which is never stored, tokens cannot
+be recovered.
 """
 
 from array import array

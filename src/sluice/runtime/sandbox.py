@@ -91,15 +91,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(text, str):
             _check_method(text, method, args)
         result = super().call(context, called, *args, **kwargs)
-        if isinstance(result, str):
-            context.count(len(result))
+        context.count(_size(result))
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _check_operands(operator, left, right)
         result = super().call_binop(context, operator, left, right)
-        if isinstance(result, (str, list, tuple)) and isinstance(context, BoundedContext):
-            context.count(len(result))
+        assert isinstance(context, BoundedContext)
+        context.count(_size(result))
         return result
 
     def step(self, context: BoundedContext, chars: int) -> None:
@@ -107,10 +106,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         context.step(chars)
 
     def joined(self, context: BoundedContext, *parts: Any) -> str:
-        """The ``~`` operator."""
+        """The ``~`` operator; called by compiled templates."""
+        context.count(_size(parts))
         texts = [str(part) for part in parts]
         context.count(sum(map(len, texts)))
         return "".join(texts)
+
+    def made(self, context: BoundedContext, value: Any) -> Any:
+        """A list, tuple or mapping that a template writes; called by compiled templates."""
+        context.count(_size(value))
+        return value
 
 
 class _Counting(NodeTransformer):
@@ -135,6 +140,18 @@ class _Counting(NodeTransformer):
         self.generic_visit(node)
         return _environment_call("joined", node.nodes)
 
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802 - named by node class
+        self.generic_visit(node)
+        return _environment_call("made", [node])
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802 - named by node class
+        self.generic_visit(node)
+        return _environment_call("made", [node])
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802 - named by node class
+        self.generic_visit(node)
+        return node if node.ctx != "load" else _environment_call("made", [node])
+
 
 def _step(node: nodes.Node) -> nodes.Node:
     constant = sum(len(text.data) for text in node.find_all(nodes.TemplateData))
@@ -158,9 +175,31 @@ class _GenerationMark(Extension):
 
 @pass_context
 def _count_output(context: BoundedContext, value: Any) -> Any:
+    context.count(_size(value))
     text = value if isinstance(value, str) else str(value)
     context.count(len(text))
     return text
+
+
+def _size(value: Any) -> int:
+    """Characters of a text, or values in all that a container holds, shared ones each time.
+
+    Raises ``SecurityError`` beyond ``CHARS_MAX``, so that nothing is written out whose parts share
+    parts that share parts.
+    """
+    if isinstance(value, str):
+        return len(value)
+    size = 0
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        size += 1
+        _check_size(size + len(pending))
+        if isinstance(item, dict):
+            pending.extend(item.values())
+        elif isinstance(item, (list, tuple)):
+            pending.extend(item)
+    return size
 
 
 def _check_method(text: str, method: str, args: tuple[Any, ...]) -> None:

@@ -1,8 +1,8 @@
 """Pieces of one call on their way from the gateway to the client.
 
-A stream never refuses a piece and never blocks the one who puts it: where the reader is behind, text
-deltas of the same choice are joined, so what waits is bounded by the choices, and its text by the
-call's output limit. How long a reader may be behind is the server's decision.
+A stream never refuses a piece and never blocks the one who puts it: where the reader is behind,
+text deltas of the same choice are joined, so what waits is bounded by the choices, and its text by
+the call's output limit. How long a reader may be behind is the server's decision.
 """
 
 import asyncio

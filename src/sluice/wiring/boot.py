@@ -28,10 +28,12 @@ class ReplicaBoot(msgspec.Struct, frozen=True):
 
 
 def _path_to_text(value: object) -> str:
-    assert isinstance(value, Path)
-    return str(value)
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no form in a boot")
 
 
 def _path_from_text(kind: type, value: object) -> object:
-    assert kind is Path and isinstance(value, str)
-    return Path(value)
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise TypeError(f"{kind.__name__} has no form in a boot")

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 from sluice.catalog.catalogue import Catalogue
 from sluice.catalog.models import MODELS
@@ -24,6 +23,7 @@ from sluice.config.sections import CatalogueSection, ModelSection
 from sluice.config.settings import Settings
 from sluice.core.fleet import Fleet
 from sluice.core.pools import PoolLimits
+from sluice.executors.openvino_ir import prepare_ir
 from sluice.runtime.clock import monotonic_ns, wall_s
 from sluice.runtime.generation import ModelCard
 from sluice.runtime.model_folder import ModelFolder, read_model_folder
@@ -31,8 +31,8 @@ from sluice.runtime.prepare import prepare_model
 from sluice.runtime.templates import ChatTemplate
 from sluice.runtime.tokenizing import Tokenizer
 from sluice.telemetry.metrics import Metrics
-from sluice.wiring.journal import open_journal
 from sluice.wiring.boot import ReplicaBoot
+from sluice.wiring.journal import open_journal
 
 # A replica with work that says nothing for so long is hung: its steps aim at a tenth of a second.
 _SILENCE_S_MAX = 60.0
@@ -62,16 +62,17 @@ def prepare(
     models: Mapping[str, ModelSection], section: CatalogueSection, progress: Progress
 ) -> tuple[PreparedModel, ...]:
     """Fetch and convert what is not on this disk yet. Raises ``ModelLoadError``."""
+
+    def tell(what: str) -> None:
+        progress(what, 0, None)
+
     catalogue = Catalogue(section)
     prepared = []
     for name, model in models.items():
         found = catalogue.fetch(model.source, partial(progress, f"fetching {name}"))
-        path = prepare_model(
-            found.path,
-            section.cache_dir / "prepared",
-            _write_graph,
-            lambda what: progress(what, 0, None),
-        )
+        cache = section.cache_dir / "prepared"
+        write_graph = partial(prepare_ir, progress=tell)
+        path = prepare_model(found.path, cache, write_graph, tell)
         prepared.append(PreparedModel(name, model, read_model_folder(path)))
     return tuple(prepared)
 
@@ -105,8 +106,9 @@ def make_gateway(settings: Settings, models: tuple[PreparedModel, ...]) -> Local
         command = (sys.executable, "-m", "sluice.wiring.replica", boot.to_json())
         return ReplicaProcess(replica_id, command, gateway, _SILENCE_S_MAX)
 
+    pools = [_pool_limits(model, replicas) for model in models]
     return LocalGateway(
-        fleet=Fleet([_pool_limits(model, replicas) for model in models], chance=random.Random()),
+        fleet=Fleet(pools, chance=random.SystemRandom()),
         models={model.name: _served(model, settings) for model in models},
         replicas={replica_id: model.name for replica_id, model in replicas.items()},
         launch=launch,
@@ -143,7 +145,3 @@ def _served(model: PreparedModel, settings: Settings) -> ServedModel:
         request_ns_max=int(settings.server.request_s_max * 1e9),
         new_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
     )
-
-
-def _write_graph(source: Path, folder: Path) -> None:
-    raise NotImplementedError

@@ -6,6 +6,7 @@ process loads its model, says so, serves until it is drained or its channel clos
 
 import gc
 import logging
+import secrets
 import signal
 import socket
 import sys
@@ -23,7 +24,7 @@ from sluice.runtime.clock import monotonic_ns
 from sluice.runtime.messages import LoadFailed, Ready
 from sluice.runtime.model_folder import ModelFolder, read_model_folder
 from sluice.runtime.outputs import TextOutputs
-from sluice.runtime.realtime import ReplicaDriver
+from sluice.runtime.realtime import Record, ReplicaDriver, record_nothing
 from sluice.runtime.recorder import Recorder
 from sluice.runtime.tokenizing import Tokenizer
 from sluice.telemetry import log
@@ -56,16 +57,15 @@ def run(boot: ReplicaBoot, channel: ReplicaChannel) -> None:
         channel.send([LoadFailed(str(error))])
         return
     outputs = TextOutputs(Tokenizer.load(folder))
-    replica = Replica(batching_limits(boot.section, limits), LinearCostModel(Coefficients()))
+    cost = LinearCostModel(Coefficients())
+    replica = Replica(batching_limits(boot.section, limits), cost)
     journal = open_journal(boot.journal, f"replica-{boot.replica_id}")
-    driver = ReplicaDriver(
-        replica,
-        executor,
-        outputs,
-        channel,
-        monotonic_ns,
-        Recorder(journal, boot.replica_id).record,
-    )
+    record: Record = record_nothing
+    if journal is not None:
+        recorder = Recorder(journal, boot.replica_id, secrets.token_bytes(32))
+        recorder.start(replica.limits, cost.state(), monotonic_ns())
+        record = recorder.record
+    driver = ReplicaDriver(replica, executor, outputs, channel, monotonic_ns, record)
     # What is loaded stays: without it the collector would walk the vocabulary again and again.
     gc.collect()
     gc.freeze()
