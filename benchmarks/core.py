@@ -3,17 +3,21 @@
 Run with ``python benchmarks/core.py``. One core is enough. Figures are medians over the steps.
 """
 
+from random import Random
 from statistics import median, quantiles
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 
-from sluice.core.costmodel import Coefficients, LinearCostModel
-from sluice.core.events import ReplicaEffect, RunStep, StepDone, Submitted
+from sluice.core.costmodel import Coefficients, FixedCostModel, LinearCostModel
+from sluice.core.events import ReplicaEffect, ReplicaLimits, RunStep, StepDone, Submitted
 from sluice.core.replica import Replica
 from sluice.core.request import Request
 from sluice.core.roster import BatchingLimits
 from sluice.core.step import Plan, Sampled
+from sluice.executors.simulated import SimulatedExecutor
+from sluice.runtime.virtual import VirtualDriver
 
 STEPS = 400
+REQUESTS = 2000
 
 
 def planned(effects: list[ReplicaEffect]) -> Plan:
@@ -43,6 +47,30 @@ def decode_step_us(rows: int) -> list[float]:
     return times_us[-STEPS:]
 
 
+def virtual_run(stretch_steps_max: int) -> tuple[float, int, int, float]:
+    """Processor seconds, events, steps and virtual seconds of a run of ``REQUESTS`` requests."""
+    limits = BatchingLimits(4096, 32, 2048, queue_places=REQUESTS, queue_wait_ns_max=None)
+    random = Random(1)
+    lengths: dict[str, int] = {}
+    executor = SimulatedExecutor(
+        ReplicaLimits(4096, 32, 2048, 32),
+        Coefficients(),
+        output_tokens=lambda sequence: lengths[sequence.request_id],
+    )
+    driver = VirtualDriver(end_tokens=frozenset({0}), stretch_steps_max=stretch_steps_max)
+    driver.add("replica", Replica(limits, FixedCostModel(Coefficients())), executor)
+    at_ns = 0
+    for number in range(REQUESTS):
+        at_ns += int(random.expovariate(2.0) * 1e9)
+        prompt = tuple(range(number, number + random.randint(20, 400)))
+        request = Request(f"r{number}", at_ns, prompt, 400, ttft_due_ns=at_ns + 2 * 10**9)
+        lengths[request.id] = random.randint(10, 300)
+        driver.submit(at_ns, "replica", request)
+    began_ns = process_time_ns()
+    driver.run()
+    return (process_time_ns() - began_ns) / 1e9, driver.events, driver.steps, driver.now_ns / 1e9
+
+
 def main() -> None:
     """Print the tables."""
     print("Replica.handle(StepDone), decode only, cost model refit included")
@@ -52,6 +80,13 @@ def main() -> None:
         middle = median(times_us)
         high = quantiles(times_us, n=20)[-1]
         print(f"{rows:>6} {middle:>10.1f} {high:>8.1f} {middle / rows:>11.2f}")
+    print(f"\nVirtual driver, one replica, {REQUESTS} requests, Poisson 2 per second")
+    print(f"{'stretches':>10} {'cpu s':>8} {'events/s':>9} {'steps/s':>9} {'x real time':>12}")
+    for name, steps_max in (("off", 0), ("on", 256)):
+        cpu_s, events, steps, virtual_s = virtual_run(steps_max)
+        speed = virtual_s / cpu_s
+        rates = f"{events / cpu_s:>9.0f} {steps / cpu_s:>9.0f}"
+        print(f"{name:>10} {cpu_s:>8.2f} {rates} {speed:>12.0f}")
 
 
 if __name__ == "__main__":

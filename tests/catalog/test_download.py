@@ -5,7 +5,6 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from tests.catalog.sites import ranged, redirect, whole
 
 from sluice.catalog.download import (
     DownloadFailed,
@@ -15,6 +14,7 @@ from sluice.catalog.download import (
     download,
     part_of,
 )
+from tests.catalog.sites import ranged, redirect, whole
 
 CONTENT = bytes(range(256)) * 4096
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -58,6 +58,28 @@ def test_a_model_is_listed_fetched_and_removed(capsys, tmp_path):
     assert capsys.readouterr().out == "nothing to remove\n"
 
 
+def test_what_was_converted_from_a_model_goes_with_it(capsys, tmp_path):
+    assert run(["models", "pull", "tiny"]) == 0
+    folder = tmp_path / "prepared" / f"{TINY.sha256[:32]}-v1"
+    folder.mkdir(parents=True)
+    (folder / "openvino_model.bin").write_bytes(bytes(1_000_000))
+    other = tmp_path / "prepared" / "other-v1"
+    other.mkdir()
+    capsys.readouterr()
+    assert run(["models", "rm", "tiny"]) == 0
+    assert capsys.readouterr().out == "3.0 MB freed\n"
+    assert not folder.exists()
+    assert other.exists()
+
+
+def test_a_model_given_by_its_path_is_not_removed(capsys, tmp_path):
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(CONTENT)
+    assert run(["models", "rm", str(file)]) == 2
+    assert "only fetched models are removed" in capsys.readouterr().err
+    assert file.exists()
+
+
 def test_json_is_one_document_on_standard_output(capsys, tmp_path):
     path = str(tmp_path / "downloads/tiny/tiny.gguf")
     assert run(["models", "pull", "tiny", "--json"]) == 0

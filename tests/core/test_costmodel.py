@@ -11,6 +11,7 @@ from sluice.core.costmodel import (
     FixedCostModel,
     LinearCostModel,
     Load,
+    chunk_tokens_max,
     nonnegative_least_squares,
 )
 
@@ -89,7 +90,7 @@ def test_prefill_rate_counts_the_decode_rows_beside_it():
 
 def test_state_continues_where_it_was_taken():
     model = trained(100)
-    copy = LinearCostModel.from_state(model.state())
+    copy = LinearCostModel(SEED, model.state())
     for load in loads(Random(9), 100):
         for each in (model, copy):
             each.observe(load, int(TRUE.predict_ns(load)))
@@ -100,7 +101,7 @@ def test_state_continues_where_it_was_taken():
 def test_largest_chunk_is_the_last_that_keeps_the_budget(rows, context, past, budget_ns):
     model = FixedCostModel(TRUE)
     load = Load(rows, rows, rows * context)
-    tokens = model.chunk_tokens_max(load, past, budget_ns, 256)
+    tokens = chunk_tokens_max(model, load, past, budget_ns, 256)
     assert 0 <= tokens <= 256
     if tokens:
         assert model.step_ns(load.with_chunk(past, tokens)) <= budget_ns

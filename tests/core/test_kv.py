@@ -4,6 +4,7 @@ import pytest
 
 from sluice.core.errors import InternalError
 from sluice.core.kv import BlockLedger, BlockTable
+from sluice.testing.ledgers import check_ledger
 
 SIZE = 4
 
@@ -25,7 +26,7 @@ def test_growing_takes_whole_blocks_and_nothing_where_they_lack():
     assert not ledger.grow(table, 13)
     assert (len(table.ids), ledger.available) == (2, 1)
     assert ledger.grow(table, 12)
-    ledger.check([table])
+    check_ledger(ledger, [table])
 
 
 def test_full_blocks_are_shared_and_count_once():
@@ -36,7 +37,7 @@ def test_full_blocks_are_shared_and_count_once():
     assert second.ids[:2] == first.ids[:2]
     assert (ledger.used, ledger.shared) == (4, 2)
     assert (ledger.private(first), ledger.private(second)) == (1, 1)
-    ledger.check([first, second])
+    check_ledger(ledger, [first, second])
 
 
 def test_last_prompt_token_is_never_taken_from_the_cache():
@@ -75,7 +76,7 @@ def test_equal_blocks_computed_side_by_side_become_one():
         ledger.publish(table, tokens, 8)
     assert tables[0].ids == tables[1].ids
     assert ledger.used == 2
-    ledger.check(tables)
+    check_ledger(ledger, tables)
 
 
 def test_released_blocks_stay_cached_until_they_are_needed():
@@ -85,7 +86,7 @@ def test_released_blocks_stay_cached_until_they_are_needed():
     assert (ledger.available, ledger.cached) == (4, 2)
     again, cached = computed(ledger, list(range(9)))
     assert cached == 8
-    ledger.check([again])
+    check_ledger(ledger, [again])
 
 
 def test_least_recently_used_leaf_is_reclaimed_first():
@@ -106,7 +107,7 @@ def test_referenced_prefix_is_never_reclaimed():
     second = BlockTable()
     assert not ledger.grow(second, 8)
     assert ledger.grow(second, 4)
-    ledger.check([first, second])
+    check_ledger(ledger, [first, second])
 
 
 def test_without_a_prefix_cache_nothing_is_shared():
@@ -124,4 +125,4 @@ def test_check_names_what_does_not_balance():
     ledger = BlockLedger(4, SIZE)
     table, _ = computed(ledger, list(range(9)))
     with pytest.raises(InternalError, match="reference counts"):
-        ledger.check([table, table])
+        check_ledger(ledger, [table, table])

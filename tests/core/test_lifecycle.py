@@ -13,7 +13,7 @@ from sluice.core.lifecycle import (
     moved,
 )
 from sluice.core.request import Request
-from sluice.core.sequence import Generation, Sequence
+from sluice.core.sequence import generation_of
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,7 @@ def test_every_state_can_be_reached(moves, start):
 
 
 def test_illegal_transition_changes_nothing():
-    generation = Generation(Request("a", 0, (1, 2), 3), 0)
-    sequence = Sequence(generation, 0, 0, 3)
+    (sequence,) = generation_of(Request("a", 0, (1, 2), 3), 0, 0, 3).sequences
     with pytest.raises(InternalError):
         sequence.move(SequenceState.DECODE)
     assert sequence.state is SequenceState.WAITING

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from sluice.core.kv import BlockLedger, BlockTable
+from sluice.testing.ledgers import check_ledger
 
 SIZE = 3
 BLOCKS = 9
@@ -65,7 +66,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def balances(self):
-        self.ledger.check([holder.table for holder in self.live])
+        check_ledger(self.ledger, [holder.table for holder in self.live])
 
     @invariant()
     def every_full_block_holds_its_own_prefix(self):

@@ -39,6 +39,8 @@ def run(limits, arrivals, *, learning, stretch):
     )
     cost = LinearCostModel(COEFFICIENTS) if learning else FixedCostModel(COEFFICIENTS)
     done = ReplicaRun(limits, executor, cost, frozenset({0}), stretch_steps_max=stretch)
+    for length in range(1, 61):  # enough history for predictions, which change with every token
+        done.replica.roster.lengths.observe(length)
     for number, (at_ms, prompt, output, choices, _, patience_ms) in enumerate(arrivals):
         done.submit(
             Request(

@@ -21,7 +21,11 @@ PIECES = TokenTable(
     ),
     special=frozenset({6}),
 )
-SPACED = TokenTable((b" Hello", b" ", b"a", b"\xe2\x82", b"\xac"), strips_first_space=True)
+SPACED = TokenTable(
+    (b" Hello", b" ", b"a", b"\xe2\x82", b"\xac", b"<s>"),
+    special=frozenset({5}),
+    strips_first_space=True,
+)
 
 
 def pieces(table, tokens, **how):
@@ -70,4 +74,5 @@ def test_only_the_first_space_of_a_new_text_is_dropped():
     assert pieces(SPACED, [1, 0]) == ["", " Hello", ""]
     assert pieces(SPACED, [2, 0]) == ["a", " Hello", ""]
     assert pieces(SPACED, [3, 4, 0]) == ["", "€", " Hello", ""]
+    assert pieces(SPACED, [5, 0]) == ["", "Hello", ""]
     assert pieces(SPACED, [0], continues_text=True) == [" Hello", ""]

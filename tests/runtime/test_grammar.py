@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sluice.core.errors import InvalidRequest
 from sluice.runtime.generation import ChatPrompt, OutputFormat
 from sluice.runtime.grammar import (
+    CALLS_MAX,
     OPENED_MAX,
     SCHEMA_BYTES_MAX,
     GrammarOpener,
@@ -41,7 +42,7 @@ def schema_format(schema):
 
 
 def allowed(grammar, size_words=9):
-    words = memoryview(bytearray(4 * size_words)).cast("I")
+    words = memoryview(bytearray(b"\xff" * 4 * size_words)).cast("I")
     grammar.fill(words)
     return {i for i in range(32 * size_words) if words[i >> 5] >> (i & 31) & 1}
 
@@ -230,6 +231,17 @@ def test_a_demanded_call_is_held_to_its_tools_parameters(choice, text, verdict):
     assert follow(grammar, tokens) == verdict
 
 
+@pytest.mark.parametrize(
+    ("form", "begin", "between", "end"),
+    [(HERMES, "", "\n", ""), (MISTRAL, "[TOOL_CALLS][", ", ", "]")],
+)
+def test_the_number_of_demanded_calls_is_bounded(form, begin, between, end):
+    one = f"<tool_call>\n{OTHER}\n</tool_call>" if form is HERMES else OTHER
+    grammar = tool_grammar(prompt("required"), form, None)
+    assert follow(grammar, begin + between.join([one] * CALLS_MAX) + end) == "complete"
+    assert follow(grammar, begin + between.join([one] * (CALLS_MAX + 1))) == "refused"
+
+
 def test_calls_of_other_families_are_held_to_their_form():
     llama = '{"name": "weather", "parameters": {"place": "Oslo"}}'
     assert follow(tool_grammar(prompt("weather"), LLAMA, None), llama) == "complete"
@@ -247,8 +259,11 @@ def test_a_tool_that_is_not_on_offer_cannot_be_demanded():
     assert refused.value.param == "tool_choice"
 
 
-def test_parameters_that_cannot_be_followed_are_refused():
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "foo"}}}
-    with pytest.raises(InvalidRequest, match="foo") as refused:
+@pytest.mark.parametrize(
+    ("parameters", "message"), [({"type": "foo"}, "foo"), (nested(5000), "nested too deeply")]
+)
+def test_parameters_that_cannot_be_followed_are_refused(parameters, message):
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    with pytest.raises(InvalidRequest, match=message) as refused:
         tool_grammar(prompt("required", tool), HERMES, None)
     assert refused.value.param == "tools"

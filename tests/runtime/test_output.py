@@ -157,6 +157,11 @@ def test_nothing_ends_an_output_before_its_minimum():
     assert output.push(1) == (Delta(0, "a", 1), StopReason.STOP_STRING)
 
 
+def test_an_end_token_ends_an_output_that_has_its_minimum():
+    assert Answer(["a", "b"], OutputRules(output_tokens_min=2)).stop is StopReason.END_TOKEN
+    assert Answer(["a", "b"], OutputRules(output_tokens_min=3)).stop is None
+
+
 def test_finishing_twice_says_nothing_more():
     answer = Answer(["a", b"\xf0\x9f"], ended=False)
     assert answer.texts == ["a", "\ufffd"]
@@ -231,6 +236,8 @@ def test_logprobs_of_a_stop_string_are_left_out():
     answer = Answer(["ab", "cD", "EF", "G"], OutputRules(stop=("DEFG",)), logprobs=True)
     assert shown(answer) == [["ab"], ["cD"], []]
     assert answer.tokens == 4
+    answer = Answer(["ab", "D", "EFG"], OutputRules(stop=("DEFG",)), logprobs=True)
+    assert shown(answer) == [["ab"], []]
 
 
 def test_bytes_of_one_character_have_an_entry_each():

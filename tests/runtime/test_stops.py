@@ -61,6 +61,13 @@ def test_finishing_twice_gives_held_text_once():
     assert (matcher.finish(), matcher.finish()) == ("x", "")
 
 
+def test_nothing_is_left_after_a_stop():
+    matcher = StopMatcher(("xy",))
+    assert matcher.push("ax") == ("a", False)
+    assert matcher.push("yz") == ("", True)
+    assert matcher.finish() == ""
+
+
 def test_a_long_stop_in_a_long_repetitive_text_is_found():
     stop = "a" * 500 + "b"
     shown, stopped = run([stop], ["a" * 7] * 400 + ["b"])

@@ -1,12 +1,14 @@
 """Chat templates: known renderings, refused messages, hostile templates."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
+from jinja2.exceptions import SecurityError
 
 from sluice.core.errors import InvalidRequest, ModelLoadError
 from sluice.runtime.generation import ChatPrompt
-from sluice.runtime.sandbox import CHARS_MAX, STEPS_MAX
+from sluice.runtime.sandbox import BoundedEnvironment
 from sluice.runtime.templates import ChatTemplate
 from tests.runtime.clocks import new_year
 from tests.runtime.gguf_files import byte_level_values, facts_of
@@ -222,6 +224,8 @@ HOSTILE = [
     doubling("dict(a=ns.x, b=ns.x)"),
     doubling("y", before="{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}"),
     "{% for i in range(999999999) %}{% endfor %}",
+    "{% for i in range(99999) %}{{ range(99999) | list | length }}{% endfor %}",
+    "{{ lipsum(999999999) }}",
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "{{ messages.append(1) }}",
 ]  # fmt: skip
@@ -238,8 +242,6 @@ def test_long_conversations_and_long_texts_stay_within_the_limits():
     assert len(render(QWEN, *messages, tools=(TOOL,) * 100)) > 1_000_000
     long = {"role": "user", "content": "x" * (10 * 1024 * 1024)}
     assert len(render(CHATML, long)) > 10 * 1024 * 1024
-    assert STEPS_MAX >= 100_000
-    assert CHARS_MAX > 3 * 10 * 1024 * 1024
 
 
 def test_each_rendering_has_its_own_limits():
@@ -249,3 +251,22 @@ def test_each_rendering_has_its_own_limits():
 
 def test_the_inside_of_functions_is_not_there_for_templates():
     assert render("[{{ raise_exception.__globals__ }}]") == "[]"
+
+
+def test_a_rendering_that_takes_too_long_is_stopped():
+    time_s = itertools.count()
+    environment = BoundedEnvironment({}, clock_s=lambda: next(time_s))
+    assert environment.from_string("{% for i in range(5) %}{{ i }}{% endfor %}").render() == "01234"
+    slow = environment.from_string("{% for i in range(50) %}{{ i }}{% endfor %}")
+    with pytest.raises(SecurityError, match="more than 5 s"):
+        slow.render()
+
+
+def test_values_nested_beyond_what_can_be_written_are_refused():
+    deep: dict[str, object] = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    for source in (CHATML, QWEN):
+        with pytest.raises(InvalidRequest, match="refuses these messages"):
+            render(source, USER, tools=(tool,))

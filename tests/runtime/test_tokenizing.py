@@ -37,6 +37,47 @@ def test_merges_and_digits_are_applied():
     ]
 
 
+@pytest.mark.parametrize(
+    ("pre", "cuts"),
+    [
+        ("gpt-2", ["I", "'", "LL", " pay", " 12345", " x", "\n\n", " y"]),
+        ("smollm", ["I", "'", "LL", " pay", " ", *"12345", " x", "\n\n", " y"]),
+        ("llama-bpe", ["I", "'LL", " pay", " ", "123", "45", " x", "\n\n", " y"]),
+        ("qwen2", ["I", "'LL", " pay", " ", *"12345", " x", "\n\n", " y"]),
+        ("gpt-4o", ["I'LL", " pay", " ", "123", "45", " x", "\n\n", " y"]),
+        ("tekken", ["I", "'LL", " pay", " ", *"12345", " x", "\n\n", " y"]),
+    ],
+)
+def test_each_family_cuts_text_in_its_way(pre, cuts):
+    cut = tokenizer_of(byte_level_values(pre=pre))._rust.pre_tokenizer
+    pieces = [piece for piece, _ in cut.pre_tokenize_str("I'LL pay 12345 x\n\n y")]
+    assert [piece.replace("Ġ", " ").replace("Ċ", "\n") for piece in pieces] == cuts
+
+
+def test_sentencepiece_merges_the_pair_with_the_best_score_first():
+    pieces = [SPACED.table.raw[token] for token in SPACED.encode_text("lor")]
+    assert pieces == [b"<s>", b" ", b"lo", b"r"]
+
+
+def test_composed_and_decomposed_text_are_one_where_the_family_says_so():
+    assert QWEN.encode_text("e\u0301") == QWEN.encode_text("é")
+    assert TINY.encode_text("e\u0301") != TINY.encode_text("é")
+
+
+def test_words_of_the_vocabulary_come_before_merges_in_families_that_say_so():
+    values = byte_level_values(pre="llama-bpe")
+    values["tokenizer.ggml.tokens"][0] = "hexagon"
+    assert tokenizer_of(values).encode_text("hexagon") == (0,)
+
+
+@pytest.mark.parametrize(("pre", "adds"), [("smollm", False), ("llama-bpe", True)])
+def test_a_file_without_the_flag_follows_the_rule_of_its_family(pre, adds):
+    values = byte_level_values(pre=pre)
+    del values["tokenizer.ggml.add_bos_token"]
+    assert facts_of(values).add_bos is adds
+    assert facts_of(sentencepiece_values()).add_bos
+
+
 def test_special_tokens_are_recognised_in_rendered_chats_only():
     text = "<|start|>hello<|im_end|>"
     assert TINY.encode_chat(text) == (START, 259, END)
@@ -85,6 +126,11 @@ def test_a_text_never_has_fewer_tokens_than_the_bound(text, times):
         assert low <= len(tokenizer.encode_chat(text))
     if text:
         assert TINY.tokens_min(len(text.encode())) > 0
+
+
+def test_the_bound_allows_for_composition_of_characters():
+    assert TINY.tokens_min(3300) == 3300 // len("<tool_call>")
+    assert QWEN.tokens_min(3300) == TINY.tokens_min(3300) // 3
 
 
 @pytest.mark.parametrize(

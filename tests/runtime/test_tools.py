@@ -178,6 +178,16 @@ def test_name_comes_first_and_arguments_follow_as_they_grow():
     assert (second.index, second.id, second.name, second.arguments) == (0, None, None, ': "long')
 
 
+@pytest.mark.parametrize("size", [1, 100, 5000])
+def test_a_beginning_that_is_too_long_for_a_call_is_content_however_it_is_cut(size):
+    name = "f" * 1100
+    text = f'{{"name": "{name}", "parameters": {{}}}}'
+    parser = ToolCallParser(LLAMA, frozenset({name}), lambda: "id")
+    pieces = [parser.push(text[i : i + size]) for i in range(0, len(text), size)]
+    assert "".join(piece.content for piece in [*pieces, parser.finish()]) == text
+    assert parser.calls == 0
+
+
 def test_content_is_not_held_back_longer_than_needed():
     parser = ToolCallParser(HERMES, NAMES, lambda: "id")
     assert parser.push("Hello <").content == "Hello"

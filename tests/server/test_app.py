@@ -1,6 +1,8 @@
 """Routes, identity of requests, errors of one request, and what the log may say."""
 
+import asyncio
 import logging
+import time
 
 import pytest
 
@@ -10,7 +12,7 @@ from sluice.runtime.generation import Delta, Readiness, ReplicaStatus
 from sluice.server import app
 from sluice.server.auth import digest_of
 from sluice.testing.gateway import FakeGateway, Script, refuse, speak
-from tests.server.wire_client import ask, chat, post
+from tests.server.wire_client import ask, chat, connected, post, raw_post, read_until
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,19 @@ def test_a_request_id_is_made_or_kept(server, gateway):
 def test_a_request_id_that_could_harm_is_replaced(server, own):
     answer = chat(server, {"x-request-id": own})
     assert answer.headers["x-request-id"] != own
+
+
+def test_d23_a_request_arrives_with_its_first_byte(server, gateway):
+    """However long its body takes, and whatever waits before the tokeniser."""
+    gateway.script = lambda call: speak(call, "x")
+    request = raw_post()
+    with connected(server) as opened:
+        opened.sendall(request[:40])
+        server.call(lambda: asyncio.sleep(0.02))
+        between_ns = time.monotonic_ns()
+        opened.sendall(request[40:])
+        read_until(opened, b"chatcmpl")
+    assert gateway.recorded.calls[-1].arrived_ns < between_ns
 
 
 # ---------------------------------------------------------------------------------------- errors

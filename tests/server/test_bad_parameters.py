@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
 from sluice.runtime.generation import ChoiceEnded, Delta
-from sluice.testing.gateway import FakeGateway, Hold, Script, finished, speak
+from sluice.testing.gateway import FakeGateway, Hold, Script, Step, finished, speak
 from tests.server.wire_client import CHAT, MESSAGES, Answer, ask, chat, post
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -30,7 +31,7 @@ def check(answer: Answer, param: str) -> None:
     assert answer.error["message"]
 
 
-FIELDS = [
+FIELDS: list[tuple[str, Any, str]] = [
     ("logit_bias", {"abc": 1}, "logit_bias"),
     ("logit_bias", {"-1": 1}, "logit_bias"),
     ("logit_bias", {"99999999999": 1}, "logit_bias"),
@@ -249,7 +250,7 @@ def test_refusals_count_by_known_model_and_code_only(server, gateway):
 
 def test_d05_a_running_stream_is_undisturbed(server, gateway):
     release = asyncio.Event()
-    ending = [Delta(0, " world", 1), ChoiceEnded(0, "stop"), finished()]
+    ending: list[Step] = [Delta(0, " world", 1), ChoiceEnded(0, "stop"), finished()]
     gateway.script = lambda call: Script([Delta(0, "Hello", 1), Hold(release), *ending])
     answers: list[Answer] = []
     stream = threading.Thread(target=lambda: answers.append(chat(server, stream=True)))

@@ -15,7 +15,7 @@ from sluice.runtime.generation import (
     TokenPrompt,
     TokenText,
 )
-from sluice.testing.gateway import FakeGateway, Hold, Script, finished, refuse, speak, usage
+from sluice.testing.gateway import FakeGateway, Hold, Script, Step, finished, refuse, speak, usage
 from tests.server.wire_client import Answer, post
 
 
@@ -140,7 +140,7 @@ def test_logprobs_have_the_old_shape(server, gateway):
         top = (TextLogprob("b", b"b", -0.5), TextLogprob("c", b"c", -2.0))
         return TokenText(TextLogprob(text, text.encode(), -0.25), top)
 
-    steps = [
+    steps: list[Step] = [
         Delta(0, "ab", 2, logprobs=(token("a"), token("b"))),
         Delta(0, "cd", 1, logprobs=(token("cd"),)),
         ChoiceEnded(0, "stop"),

@@ -9,7 +9,7 @@ import pytest
 from sluice.core.request import EndReason
 from sluice.runtime.generation import ChoiceEnded, Delta
 from sluice.server.limits import Limits
-from sluice.testing.gateway import FakeGateway, Hold, Script, finished, speak
+from sluice.testing.gateway import FakeGateway, Hold, Script, Step, finished, speak
 from tests.server.wire_client import chat, connected, raw_post, read_all, read_until
 
 
@@ -143,7 +143,7 @@ def test_nothing_is_cancelled_when_the_client_closes_after_the_end(server, gatew
 
 def test_a_silent_stream_gets_comments(serve_app):
     release = asyncio.Event()
-    ending = [ChoiceEnded(0, "stop"), finished()]
+    ending: list[Step] = [ChoiceEnded(0, "stop"), finished()]
     gateway = FakeGateway(lambda call: Script([Delta(0, "Hello", 1), Hold(release), *ending]))
     server = serve_app(gateway, None, Limits(ping_s=0.02))
     with connected(server) as opened:
@@ -157,7 +157,7 @@ def test_a_silent_stream_gets_comments(serve_app):
 
 def test_no_comment_is_sent_before_the_first_text(serve_app):
     release = asyncio.Event()
-    steps = [Hold(release), finished(EndReason.EXPIRED)]
+    steps: list[Step] = [Hold(release), finished(EndReason.EXPIRED)]
     gateway = FakeGateway(lambda call: Script(steps))
     server = serve_app(gateway, None, Limits(ping_s=0.01))
     with connected(server) as opened:

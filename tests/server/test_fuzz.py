@@ -17,7 +17,7 @@ from sluice.server.app import Sources, create_app
 from sluice.testing.gateway import FakeGateway, speak
 
 USER = {"role": "user", "content": "x"}
-PATHS = {
+PATHS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/chat/completions": (wire.ChatRequest, {"model": "tiny", "messages": [USER]}),
     "/v1/completions": (wire.CompletionRequest, {"model": "tiny", "prompt": "x"}),
     "/v1/responses": (wire.ResponsesRequest, {"model": "tiny", "input": "x"}),

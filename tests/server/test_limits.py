@@ -8,10 +8,11 @@ import pytest
 
 from sluice.config.sections import ServerSection
 from sluice.core.errors import ConfigError
+from sluice.runtime.generation import Delta
 from sluice.server import serve as serving
 from sluice.server.limits import Limits
 from sluice.server.serve import address_of, bind
-from sluice.testing.gateway import FakeGateway, speak
+from sluice.testing.gateway import FakeGateway, Hold, Script, speak
 from tests.server.wire_client import (
     CHAT,
     ask,
@@ -209,8 +210,49 @@ def test_addresses_are_told_as_urls():
         assert address_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_serving_ends_when_it_is_told_to_stop(serve_app):
+def test_nothing_is_written_into_an_answer_that_has_begun(serve_app):
+    never = asyncio.Event()
+    gateway = FakeGateway(lambda call: Script([Delta(0, "Hello", 1), Hold(never)]))
+    server = serve_app(gateway)
+    with connected(server) as opened:
+        opened.sendall(raw_post(stream=True))
+        read_until(opened, b"Hello")
+        opened.sendall(b"this is no HTTP\r\n\r\n")
+        assert b"HTTP/1.1 400" not in read_all(opened)
+    server.eventually(lambda: gateway.recorded.cancelled)
+
+
+def test_a_broken_chunk_ends_its_request(serve_app):
+    gateway = FakeGateway()
+    server = serve_app(gateway)
+    with connected(server) as opened:
+        opened.sendall(CHUNKED + b"zz\r\n")
+        assert read_all(opened).startswith(b"HTTP/1.1 400 ")
+    assert chat(server).status == 200
+    assert len(gateway.recorded.calls) == 1
+
+
+def test_an_idle_connection_is_closed(serve_app, monkeypatch):
+    monkeypatch.setattr(serving, "_IDLE_S_MAX", 0.05)
     server = serve_app(FakeGateway())
-    assert ask(server, "GET", "/health").status == 200
-    # Leaving the fixture stops the server; a second listener can then take the port.
-    assert asyncio.run_coroutine_threadsafe(asyncio.sleep(0), server.loop).result(5) is None
+    with connected(server) as opened:
+        opened.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert read_all(opened).endswith(b'{"status":"ok"}')
+
+
+def test_the_end_of_an_answer_is_not_kept_for_ever(serve_app, monkeypatch):
+    monkeypatch.setattr(serving, "_IDLE_S_MAX", 0.05)
+    closed: list[bool] = []
+    give_up = serving.Protocol._give_up
+
+    def noted(self):
+        give_up(self)
+        closed.append(self.transport.is_closing())
+
+    monkeypatch.setattr(serving.Protocol, "_give_up", noted)
+    text = "x" * 30_000_000
+    server = serve_app(FakeGateway(lambda call: speak(call, text)))
+    with connected(server) as opened:
+        opened.sendall(raw_post())
+        server.eventually(lambda: closed)
+        assert len(read_all(opened)) < len(text)

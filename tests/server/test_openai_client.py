@@ -130,7 +130,7 @@ def test_a_wrong_key_raises_authentication_error(serve_app):
 
 @pytest.mark.parametrize("reason", [EndReason.FAILED, EndReason.SHUTDOWN, EndReason.EXPIRED])
 def test_a_failure_after_text_is_an_error_event_without_an_end(serve_app, reason):
-    steps = [Delta(0, "Half", 1), finished(reason, error="the replica was lost")]
+    steps: list[Step] = [Delta(0, "Half", 1), finished(reason, error="the replica was lost")]
     server = serve_app(FakeGateway(lambda call: Script(steps)))
     seen: list[openai.types.chat.ChatCompletionChunk] = []
     with client_of(f"{server.url}/v1", "none") as client:
@@ -146,7 +146,7 @@ def test_a_failure_after_text_is_an_error_event_without_an_end(serve_app, reason
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failure_before_text_has_a_status(serve_app, reason, status, stream):
-    steps = [Delta(0, "", 1), finished(reason, error="told why")]
+    steps: list[Step] = [Delta(0, "", 1), finished(reason, error="told why")]
     server = serve_app(FakeGateway(lambda call: Script(steps)))
     with (
         client_of(f"{server.url}/v1", "none") as client,
@@ -158,7 +158,7 @@ def test_a_failure_before_text_has_a_status(serve_app, reason, status, stream):
 
 
 def test_a_failed_response_stream_ends_with_response_failed(serve_app):
-    steps = [Delta(0, "Half", 1), finished(EndReason.FAILED, error="lost")]
+    steps: list[Step] = [Delta(0, "Half", 1), finished(EndReason.FAILED, error="lost")]
     server = serve_app(FakeGateway(lambda call: Script(steps)))
     with client_of(f"{server.url}/v1", "none") as client:
         events = list(client.responses.create(model="tiny", input="x", stream=True))

@@ -4,7 +4,7 @@ import pytest
 from openai.types.responses import Response
 
 from sluice.runtime.generation import ChoiceEnded, Delta, TextLogprob, TokenText, ToolCallDelta
-from sluice.testing.gateway import FakeGateway, Script, finished, speak, usage
+from sluice.testing.gateway import FakeGateway, Script, Step, finished, speak, usage
 from tests.server.wire_client import Answer, post
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": True}
@@ -31,7 +31,7 @@ def respond(server, **fields) -> Answer:
 
 
 def with_tools(call):
-    calls = [
+    calls: list[Step] = [
         Delta(0, "Looking.", 1),
         Delta(0, "", 1, tool_calls=(ToolCallDelta(0, "", "call_a", "look"),)),
         Delta(0, "", 1, tool_calls=(ToolCallDelta(0, '{"x":1}'),)),
@@ -156,7 +156,7 @@ def test_options_reach_the_call(server, gateway):
 
 def test_logprobs_are_told_when_included(server, gateway):
     token = TokenText(TextLogprob("a", b"a", -0.5), (TextLogprob("b", b"b", -1.0),))
-    steps = [Delta(0, "a", 1, logprobs=(token,)), ChoiceEnded(0, "stop"), finished()]
+    steps: list[Step] = [Delta(0, "a", 1, logprobs=(token,)), ChoiceEnded(0, "stop"), finished()]
     gateway.script = lambda call: Script(steps)
     asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
     told = respond(server, **asked).json()["output"][0]["content"][0]["logprobs"]

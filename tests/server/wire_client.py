@@ -51,7 +51,7 @@ def post(server: Served, path: str, body: Any, headers: Mapping[str, str] = {}) 
     return ask(server, "POST", path, encoded, {"content-type": "application/json", **headers})
 
 
-def chat(server: Served, headers: Mapping[str, str] = {}, **fields: Any) -> Answer:
+def chat(server: Served, headers: Mapping[str, str] = {}, /, **fields: Any) -> Answer:
     return post(server, CHAT, {"model": "tiny", "messages": MESSAGES, **fields}, headers)
 
 

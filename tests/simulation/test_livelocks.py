@@ -146,3 +146,39 @@ def test_small_requests_pass_a_large_one_only_without_delaying_it():
     start_ns, passed = large_start_ns(12)
     assert start_ns <= undisturbed_ns + 10 * MS
     assert passed > 0
+
+
+def test_request_preempted_as_often_as_allowed_is_no_victim_again():
+    run = ReplicaRun(limits_of(BatchingPolicy.FCFS, blocks=9))
+    for number in range(2):
+        run.submit(Request(f"r{number}", number, distinct(number, 12), 20), number)
+    run.run(until_ns=30 * MS)
+    last = run.replica.roster.residents[1]  # the one that this policy would take
+    last.preemptions = PREEMPTIONS_MAX
+    run.run()
+    assert run.ends[last.id.request_id].preemptions == PREEMPTIONS_MAX
+    assert run.ends["r0"].preemptions == 1
+
+
+def test_small_request_that_would_outlast_the_wait_of_a_large_one_stays_behind():
+    limits = limits_of(BatchingPolicy.SLO, blocks=24, sequences_max=8)
+    run = ReplicaRun(limits)
+    run.submit(Request("first", 0, distinct(1, 40), 21))
+    run.submit(Request("large", MS, distinct(2, 80), 10), MS)
+    run.submit(Request("lasting", 2 * MS, distinct(3, 4), 40, tier=1), 2 * MS)
+    run.submit(Request("brief", 3 * MS, distinct(4, 4), 4, tier=1), 3 * MS)
+    run.run()
+    assert run.steps_first_ns("large") == run.end_ns["first"]
+    assert run.steps_first_ns("brief") < run.end_ns["first"] <= run.steps_first_ns("lasting")
+
+
+@pytest.mark.parametrize("preemptions", [0, PREEMPTIONS_MAX])
+def test_request_preempted_as_often_as_allowed_needs_room_for_all_it_can_become(preemptions):
+    run = short_sighted(ReplicaRun(limits_of(BatchingPolicy.SLO, blocks=24)))
+    run.submit(Request("first", 0, distinct(1, 8), 50))
+    run.submit(Request("second", 5 * MS, distinct(2, 8), 50), 5 * MS)
+    run.run(until_ns=6 * MS)
+    run.replica.roster.waiting[0].preemptions = preemptions
+    run.run()
+    beside = run.steps_first_ns("second") < run.end_ns["first"]
+    assert beside == (preemptions == 0)

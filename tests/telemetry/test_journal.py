@@ -3,7 +3,10 @@
 import io
 import random
 import shutil
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -128,7 +131,7 @@ def test_sources_are_merged_by_wall_time(opened: Open, tmp_path: Path) -> None:
     entries = read(tmp_path / "j")
     assert [entry.record.t_ns for entry in entries] == [10, 20, 30, 40, 50]
     assert [entry.wall_ns - WALL_NS for entry in entries] == [10, 20, 30, 40, 50]
-    assert [entry.source for entry in entries] == ["gateway", "m_0"] * 2 + ["gateway"]
+    assert [entry.source for entry in entries] == ["gateway", "m-0"] * 2 + ["gateway"]
 
 
 def test_a_wall_clock_step_does_not_reorder_sources_of_one_boot(
@@ -403,6 +406,26 @@ def test_appending_after_close_is_counted_not_raised(opened: Open) -> None:
     writer.append(token(1))
     writer.close()
     assert writer.dropped == 1
+
+
+def test_a_process_that_dies_loses_nothing_that_was_flushed(tmp_path: Path) -> None:
+    script = f"""
+import os, time, pathlib
+from sluice.telemetry.journal import Clocks, JournalLimits, JournalWriter
+from sluice.telemetry.records import FirstToken
+clocks = Clocks(time.monotonic_ns, lambda: {WALL_NS})
+writer = JournalWriter(pathlib.Path({str(tmp_path)!r}), "m-0", clocks, JournalLimits(flush_s=60))
+for i in range(5000):
+    writer.append(FirstToken(i, "r", 1))
+assert writer.flush()
+writer.append(FirstToken(5000, "r", 1))
+os.abort()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGABRT, done.stderr
+    assert [record.t_ns for record in records(tmp_path)] == list(range(5000))
 
 
 def test_a_missing_folder_reads_as_empty(tmp_path: Path) -> None:

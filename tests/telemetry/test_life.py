@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sluice.telemetry.journal import Clocks, Entry, JournalLimits, JournalReader, JournalWriter
@@ -133,6 +134,24 @@ def test_a_life_is_found_in_a_journal_of_several_sources(folder: Path) -> None:
     assert found.id == "req-0002"
     assert len(found.steps) == 3
     assert found.ending is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["call-7", "chatcmpl-call-7", "cmpl-call-7", "resp_call-7", "mine"]
+)
+def test_a_life_is_found_by_every_name_that_clients_see(tmp_path: Path, name: str) -> None:
+    clocks = Clocks(lambda: 0, lambda: 10**18)
+    writer = JournalWriter(tmp_path, "gateway", clocks, JournalLimits(flush_s=60))
+    first, second, *rest = served("call-7")
+    for record in (first, msgspec.structs.replace(second, client_id="mine"), *rest):
+        writer.append(record)
+        writer.flush()
+    writer.close()
+    found = find_life(JournalReader(tmp_path), name)
+    assert found is not None
+    assert (found.id, found.client_id) == ("call-7", "mine")
+    assert found.ending is not None
+    assert nearest_ids(JournalReader(tmp_path), "min")[0] == ["mine"]
 
 
 def test_ids_that_look_alike_are_named_and_the_latest(folder: Path) -> None:

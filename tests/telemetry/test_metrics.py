@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import sluice
+from sluice.core import errors
 from sluice.core.admission import NS_PER_S
 from sluice.core.errors import ConfigError
 from sluice.core.events import (
@@ -22,8 +23,8 @@ from sluice.core.events import (
     Report,
     Tick,
 )
-from sluice.core.fleet import Fleet, PoolView
-from sluice.core.pools import PoolLimits
+from sluice.core.fleet import Fleet
+from sluice.core.pools import PoolLimits, PoolView
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.telemetry.metric_table import METRICS, VLLM_ALIASES, bucket_problems
 from sluice.telemetry.metrics import REFUSAL_REASONS, Metrics
@@ -119,7 +120,7 @@ def test_d21_first_tokens_and_gaps_fall_into_the_right_buckets() -> None:
 
 
 def test_d21_bounds_can_be_set_for_one_metric() -> None:
-    metrics = Metrics(["m"], buckets={"sluice_ttft_seconds": (0.25, 1.0)})
+    metrics = Metrics(["m"], buckets={"sluice_ttft_seconds": (0.25, 1)})
     for seconds in (0.25, 0.26, 1.0, 1.1):
         metrics.first_token("m", seconds)
     samples = scrape(metrics)
@@ -287,9 +288,14 @@ def test_dropped_journal_records_losses_and_the_version_are_shown() -> None:
     assert value(samples, "sluice_build_info", version=sluice.__version__) == 1
 
 
-def test_every_refusal_of_admission_has_its_own_label_value() -> None:
-    reasons = {"queue_full", "queue_deadline", "not_ready", "draining"}
-    assert reasons | {"context_length_exceeded", "too_many_choices"} <= REFUSAL_REASONS
+def test_every_code_of_a_refusal_has_its_own_label_value() -> None:
+    reasons = {"queue_full", "queue_deadline", "not_ready", "draining", "too_many_choices"}
+    codes = {
+        kind.code
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.RequestError)
+    }
+    assert reasons | codes <= REFUSAL_REASONS
 
 
 # ------------------------------------------------------------------------------- vLLM's names

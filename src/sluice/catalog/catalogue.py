@@ -89,7 +89,7 @@ class Catalogue:
         self._section = section
         self._models = {model.name: model for model in models}
         self._fetch_package = fetch_package
-        self._folder = section.cache_dir / "downloads"
+        self._folder = section.downloads_dir
 
     def locate(self, source: str) -> LocalModel | None:
         """The model where it is on this disk already, else ``None``; touches no network.

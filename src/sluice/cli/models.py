@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
 
 from sluice.catalog.catalogue import Catalogue, Listed
 from sluice.cli.options import json_option, load, print_json, settings_options
-from sluice.cli.progress import download_progress
+from sluice.cli.progress import PreparationProgress
 from sluice.config.sources import Override
+from sluice.runtime.prepare import remove_prepared
 
 _EXAMPLES = """\b
 Examples:
@@ -46,8 +48,8 @@ def pull(model: str, config: Path | None, overrides: Sequence[Override], as_json
     """Fetch MODEL, a catalogue name or hf:ORG/REPO/FILE.gguf, unless it is there; print its
     path."""
     catalogue = Catalogue(load(config, overrides).settings.catalogue)
-    with download_progress(model) as progress:
-        found = catalogue.fetch(model, progress)
+    with PreparationProgress() as progress:
+        found = catalogue.fetch(model, partial(progress.update, f"fetching {model}"))
     if as_json:
         print_json({"source": model, **asdict(found)})
     else:
@@ -59,9 +61,15 @@ def pull(model: str, config: Path | None, overrides: Sequence[Override], as_json
 @settings_options
 @json_option
 def remove(model: str, config: Path | None, overrides: Sequence[Override], as_json: bool) -> None:
-    """Delete what was fetched for MODEL."""
-    catalogue = Catalogue(load(config, overrides).settings.catalogue)
-    freed_bytes = catalogue.remove(model)
+    """Delete what was fetched for MODEL, and what was converted from it."""
+    section = load(config, overrides).settings.catalogue
+    catalogue = Catalogue(section)
+    found = catalogue.locate(model)
+    # Fetched models only: `remove` refuses a path, and nothing may be deleted before that.
+    freed_bytes = 0
+    if found is not None and found.path.is_relative_to(section.downloads_dir):
+        freed_bytes += remove_prepared(found.path, section.prepared_dir)
+    freed_bytes += catalogue.remove(model)
     if as_json:
         print_json({"source": model, "freed_bytes": freed_bytes})
     else:

@@ -95,7 +95,8 @@ def _unknown(folder: Path, request_id: str) -> str:
 def show(life: Life, console: Console) -> None:
     """Print a life as a waterfall with the facts behind it."""
     arrived = datetime.fromtimestamp(life.arrived_wall_ns / 1e9, tz=UTC)
-    console.print(Text(f"{life.id}  {life.model}", style="bold"))
+    names = f"{life.client_id} ({life.id})" if life.client_id else life.id
+    console.print(Text(f"{names}  {life.model}", style="bold"))
     console.print(Text(f"arrived {arrived.isoformat(timespec='milliseconds')}; {_asked(life)}"))
     if life.earlier:
         console.print(Text(f"{life.earlier} earlier requests with this id are in the journal"))

@@ -7,6 +7,7 @@ decoded, or more than ``FRAME_BYTES_MAX``, is treated as gone.
 
 import asyncio
 import contextlib
+import math
 import select
 import socket
 import struct
@@ -43,6 +44,11 @@ class ReplicaChannel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._socket.settimeout(0)
+        # ``poll``, not ``select``: the number of the descriptor comes from the gateway, which may
+        # have thousands open.
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(end, select.POLLIN)
+        self._writable.register(end, select.POLLOUT)
         self._received = bytearray()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[ToReplica])
@@ -52,8 +58,7 @@ class ReplicaChannel:
 
         Raises ``ChannelClosed`` where the gateway is gone.
         """
-        ready, _, _ = select.select([self._socket], [], [], wait_s)
-        if not ready:
+        if not self._readable.poll(math.ceil(wait_s * 1000)):
             return []
         self._read()
         return self._take_messages()
@@ -66,8 +71,7 @@ class ReplicaChannel:
             try:
                 unsent = unsent[self._socket.send(unsent) :]
             except BlockingIOError:
-                _, writable, _ = select.select([], [self._socket], [], _SEND_WAIT_S)
-                if not writable:
+                if not self._writable.poll(math.ceil(_SEND_WAIT_S * 1000)):
                     raise ChannelClosed("the gateway does not read") from None
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
@@ -146,6 +150,10 @@ class GatewayChannel:
             raise ChannelClosed("the replica does not read")
         body = self._encoder.encode([message])
         self._writer.write(_LENGTH.pack(len(body)) + body)
+
+    def abort(self) -> None:
+        """Close at once, dropping what is unsent; ``receive`` then raises ``ChannelClosed``."""
+        self._writer.transport.abort()
 
     async def close(self) -> None:
         """Close the socket; safe to call twice."""

@@ -8,15 +8,17 @@ Implements ``server.ports.Gateway``.
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from msgspec import structs
+
 from sluice.cluster.local import ReplicaProcess
 from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel, ToolCalls
-from sluice.core.admission import refusal_error
 from sluice.core.errors import ModelLoadError, ModelNotFound
 from sluice.core.events import (
     Abort,
@@ -37,8 +39,9 @@ from sluice.core.events import (
     Tick,
     WakeAt,
 )
-from sluice.core.fleet import Fleet, PoolView
+from sluice.core.fleet import Fleet
 from sluice.core.lifecycle import ReplicaState
+from sluice.core.pools import PoolView
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.runtime.generation import (
     Call,
@@ -61,11 +64,14 @@ from sluice.runtime.messages import (
     Submit,
     Text,
 )
+from sluice.runtime.refusals import refusal_error
 from sluice.runtime.streams import PieceStream
 
 Launch = Callable[[str, "LocalGateway"], ReplicaProcess]
 
 _CLIENT_LEFT = "the client left"
+# After the grace period of a drain its calls have been ended; replicas may take this long to say so.
+_ENDINGS_S_MAX = 1.0
 _WHOLE = (EndReason.STOP, EndReason.LENGTH)
 
 
@@ -76,6 +82,7 @@ class _Live:
     submit: Submit
     stream: PieceStream
     tools: ToolCalls | None
+    admitted_ns: int
     replica: str = ""
     tokens: int = 0
     cancelled: bool = False
@@ -83,6 +90,12 @@ class _Live:
     @property
     def request(self) -> Request:
         return self.submit.request
+
+    def waited(self, phases: PhaseTimes) -> PhaseTimes:
+        """The phases with the wait for a replica, which takes it for admission, as queueing."""
+        admission_ns = min(phases.admission_ns, self.admitted_ns - self.request.arrived_ns)
+        queue_ns = phases.queue_ns + phases.admission_ns - admission_ns
+        return replace(phases, admission_ns=admission_ns, queue_ns=queue_ns)
 
 
 class LocalGateway:
@@ -130,7 +143,9 @@ class LocalGateway:
             )
         request = submit.request
         stream = PieceStream(call.model, lambda: self._cancel(request.id))
-        self._live[request.id] = _Live(submit, stream, served.tool_calls(call))
+        self._live[request.id] = _Live(
+            submit, stream, served.tool_calls(call), self._clock()
+        )
         self._observer.arrived(call.model, request)
         self._handle(Arrived(call.model, request))
         stream.raise_refusal()
@@ -188,16 +203,22 @@ class LocalGateway:
         """Admit nothing more and wait until every call has ended, at most about ``grace_s``."""
         deadline_ns = self._clock() + int(grace_s * 1e9)
         self._handle(FleetDraining(deadline_ns))
-        while self._live:
-            self._changed.clear()
-            await self._changed.wait()
+        # The fleet ends calls at the deadline; a cancelled call, which it has forgotten, may be held
+        # by a replica that hangs.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s + _ENDINGS_S_MAX):
+                while self._live:
+                    self._changed.clear()
+                    await self._changed.wait()
 
     async def close(self) -> None:
         """Stop the processes. Calls that still live end with ``SHUTDOWN``."""
+        self._handle(FleetDraining(self._clock()))
+        self._handle(Tick())
+        for request_id in list(self._live):  # cancelled, and not yet told to be over
+            self._finish_here(request_id, EndReason.CANCELLED, _CLIENT_LEFT)
         if self._timer is not None:
             self._timer.cancel()
-        for request_id in list(self._live):
-            self._finish_here(request_id, EndReason.SHUTDOWN, "the server is shutting down")
         await asyncio.gather(*(process.stop() for process in self._processes.values()))
         self._observer.close()
 
@@ -295,9 +316,7 @@ class LocalGateway:
         live = self._live.pop(message.request_id, None)
         if live is None:
             return
-        self._observer.ended(live.request, message)
-        live.stream.put(Finished(message.reason, message.usage, message.phases, message.error))
-        self._changed.set()
+        self._finish(live, structs.replace(message, phases=live.waited(message.phases)))
 
     def _finish_here(self, request_id: str, reason: EndReason, error: str) -> None:
         """End a call whose replica will not report its ending."""
@@ -305,12 +324,18 @@ class LocalGateway:
         if live is None:
             return
         request = live.request
-        usage = Usage(len(request.prompt), 0, live.tokens)
-        life_ns = self._clock() - request.arrived_ns
-        phases = PhaseTimes(decode_ns=life_ns) if live.tokens else PhaseTimes(queue_ns=life_ns)
-        ended = RequestEnded(request_id, reason, usage, phases, 0, error)
-        self._observer.ended(request, ended)
-        live.stream.put(Finished(reason, usage, phases, error))
+        # The prompt of a call that never reached a replica was not processed.
+        prompt_tokens = len(request.prompt) if live.stream.replica else 0
+        usage = Usage(prompt_tokens, 0, live.tokens)
+        admission_ns = live.admitted_ns - request.arrived_ns
+        rest_ns = self._clock() - live.admitted_ns
+        queue_ns, decode_ns = (0, rest_ns) if live.tokens else (rest_ns, 0)
+        phases = PhaseTimes(admission_ns=admission_ns, queue_ns=queue_ns, decode_ns=decode_ns)
+        self._finish(live, RequestEnded(request_id, reason, usage, phases, 0, error))
+
+    def _finish(self, live: _Live, ended: RequestEnded) -> None:
+        self._observer.ended(live.request, ended)
+        live.stream.put(Finished(ended.reason, ended.usage, ended.phases, ended.error))
         self._changed.set()
 
     # ------------------------------------------------------------------------------------- fleet

@@ -73,8 +73,12 @@ class ReplicaProcess:
         """Queue a message; one to a process that is gone is dropped, as its loss is reported."""
         if self._channel is None:
             return
-        with contextlib.suppress(ChannelClosed):
+        try:
             self._channel.send_nowait(message)
+        except ChannelClosed as closed:
+            # What was dropped may be a request: only the end of the process answers for it.
+            _log.error("replica %s is given up: %s", self.replica_id, closed)
+            self._channel.abort()
 
     async def stop(self) -> None:
         """End the process, killing it where it does not leave by itself. No loss is reported."""
@@ -91,7 +95,14 @@ class ReplicaProcess:
             await asyncio.wait([self._watch])
 
     async def _run(self) -> None:
-        error = await self._live()
+        error = "what it said could not be taken"
+        try:
+            error = await self._live()
+        finally:
+            await self._buried(error)
+
+    async def _buried(self, error: str) -> None:
+        """Let nothing of the process remain, and report its loss."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -122,19 +133,22 @@ class ReplicaProcess:
         finally:
             theirs.close()
         self._channel = await GatewayChannel.over(ours)
+        if self._stopping:
+            return "told to stop while it was being started"
         return await self._listen(self._channel)
 
     async def _listen(self, channel: GatewayChannel) -> str:
         while True:
+            receiving = asyncio.create_task(channel.receive())
+            # Not cancelled while waiting: that could lose half a frame.
+            while not (await asyncio.wait([receiving], timeout=self._silence_s_max))[0]:
+                if self._listener.busy(self.replica_id):
+                    receiving.cancel()
+                    return f"silent for {self._silence_s_max:.0f} s with work at hand"
             try:
-                async with asyncio.timeout(self._silence_s_max):
-                    messages = await channel.receive()
+                messages = receiving.result()
             except ChannelClosed as closed:
                 return await self._closed_words(str(closed))
-            except TimeoutError:
-                if self._listener.busy(self.replica_id):
-                    return f"silent for {self._silence_s_max:.0f} s with work at hand"
-                continue
             self._listener.received(self.replica_id, messages)
 
     async def _closed_words(self, closed: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sluice.core.events import Dispatch, Reject, ReplicaLimits, Report
-from sluice.core.fleet import PoolView
+from sluice.core.pools import PoolView
 from sluice.core.request import Request
 from sluice.runtime import messages
 from sluice.runtime.generation import Delta

@@ -7,6 +7,7 @@ strings are carried out in the replica.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import assert_never
 
 from sluice.core.errors import ContextExceeded, InvalidRequest
@@ -47,13 +48,18 @@ class ServedModel:
         request_ns_max: int,
         new_id: Callable[[], str],
     ) -> None:
-        self.card = card
+        self._card = card
         self.limits: ReplicaLimits | None = None
         self._tokenizer = tokenizer
         self._template = template
         self._request_ns_max = request_ns_max
         self._new_id = new_id
         self._tool_format = tool_format(tokenizer.facts.chat_template or "")
+
+    @property
+    def card(self) -> ModelCard:
+        """The model as clients see it, with the context that one request can really get."""
+        return replace(self._card, context_tokens_max=self._context_tokens_max)
 
     async def submit(self, call: Call) -> Submit:
         """Turn a call into what a replica is sent. Raises ``RequestError``."""
@@ -62,12 +68,13 @@ class ServedModel:
             prompt = await asyncio.to_thread(self._encode, call)
         else:
             prompt = self._encode(call)
-        return Submit(
-            request=self._request(call, prompt),
-            sampling=call.sampling,
-            rules=self._rules(call),
-            grammar=self._grammar(call),
-        )
+        grammar = None
+        if call.output_format.kind == "json_schema" or self.tool_calls(call) is not None:
+            # Checking a long schema takes tens of milliseconds.
+            grammar = await asyncio.to_thread(self._grammar, call)
+        elif call.output_format.kind == "json_object":
+            grammar = self._grammar(call)
+        return Submit(self._request(call, prompt), call.sampling, self._rules(call), grammar)
 
     def tool_calls(self, call: Call) -> "ToolCalls | None":
         """What takes tool calls out of the call's text, ``None`` where it offers no tools."""
@@ -82,7 +89,7 @@ class ServedModel:
     @property
     def _context_tokens_max(self) -> int:
         if self.limits is None:
-            return self.card.context_tokens_max
+            return self._card.context_tokens_max
         pool_tokens = self.limits.block_size * self.limits.blocks_total
         return min(self.limits.context_tokens_max, pool_tokens)
 
@@ -109,7 +116,7 @@ class ServedModel:
         tokens_min = self._tokenizer.tokens_min(len(text.encode("utf-8", "replace")))
         if tokens_min >= room:
             raise ContextExceeded(
-                f"The prompt has at least {tokens_min} tokens; {self.card.id} holds {room} tokens "
+                f"The prompt has at least {tokens_min} tokens; {self._card.id} holds {room} tokens "
                 "for prompt and output together. Shorten the prompt.",
                 param=param,
             )
@@ -124,7 +131,7 @@ class ServedModel:
             wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
             if wrong is not None:
                 raise InvalidRequest(
-                    f"{param} has the token id {wrong}; {self.card.id} has ids from 0 to "
+                    f"{param} has the token id {wrong}; {self._card.id} has ids from 0 to "
                     f"{vocab_size - 1}.",
                     param=param,
                 )

@@ -1,7 +1,7 @@
 """One frozen dataclass per component: what can be set, its default, its range and its reason.
 
 Components take their own section, never the whole tree (``settings.Settings``, which only wiring
-and the command line see). Nothing here reads files or the environment and nothing is derived here.
+and the command line see). Nothing here reads files or the environment.
 
 A field's name is its key in the configuration file, with one exception: durations are written with
 their unit in the value, so their key drops the ``_s`` (``queue_wait_s_max`` is set by
@@ -263,3 +263,13 @@ class CatalogueSection:
 
     hf_token: str | None = field(default=None, repr=False, metadata=_RESOLVED)
     """The token itself."""
+
+    @property
+    def downloads_dir(self) -> Path:
+        """Where files are kept as they were fetched."""
+        return self.cache_dir / "downloads"
+
+    @property
+    def prepared_dir(self) -> Path:
+        """Where models are kept in the form that replicas load."""
+        return self.cache_dir / "prepared"

@@ -1,8 +1,8 @@
 """What is refused, and what a refused client is told.
 
 Pure judgements over numbers that ``core/fleet.py`` hands in: whether a request can ever run on a
-replica, how long the places in use are predicted to take, and which error and words a refusal
-becomes. No state of the fleet is changed here.
+replica, and how long the places in use are predicted to take. No state of the fleet is changed
+here; ``runtime/refusals.py`` finds the words.
 
 How choices count: a request with ``n`` choices takes ``n`` places, both of the bound on places and
 of a replica's ``sequences_max``.
@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from sluice.core.errors import ContextExceeded, InvalidRequest, Overloaded, RequestError
 from sluice.core.events import Reject, ReplicaLimits, Report
 from sluice.core.request import PhaseTimes, Request, Usage
 
@@ -39,12 +38,16 @@ class Chance(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is refused: a code, the number measured and the limit it was compared with."""
+    """Why a request is refused: a code, the number measured and the limit it was compared with.
+
+    ``wait_ns`` is the predicted time until it could be served, ``None`` where it never can.
+    """
 
     status: int
     reason: str
     measured: float
     threshold: float
+    wait_ns: int | None = None
 
 
 def tokens_max(limits: ReplicaLimits) -> int:
@@ -139,56 +142,16 @@ def drain_ns(works: Iterable[Work], slots: int) -> int:
     return round(total / max(1, slots))
 
 
-def spread_s(wait_ns: int, chance: Chance) -> float:
-    """A wait in seconds, stretched at random by up to a quarter, never shortened."""
-    return wait_ns / NS_PER_S * (1.0 + RETRY_SPREAD * chance.random())
-
-
-def refusal_error(reject: Reject, request: Request, model: str) -> RequestError | Overloaded:
-    """The error that a refusal becomes towards the client, in words it can act on."""
-    threshold = int(reject.threshold)
-    match reject.reason:
-        case "context_length_exceeded":
-            return ContextExceeded(
-                f"The prompt has {len(request.prompt)} tokens and max_tokens is "
-                f"{request.output_tokens_max}; {model} holds {threshold} tokens for prompt and "
-                "output together. Shorten the prompt or lower max_tokens.",
-                param="messages" if len(request.prompt) + 1 > threshold else "max_tokens",
-            )
-        case "too_many_choices":
-            return InvalidRequest(
-                f"n is {request.choices}; {model} generates at most {threshold} choices at a "
-                "time. Lower n or send several requests.",
-                param="n",
-                code="too_many_choices",
-            )
-        case _:
-            return Overloaded(
-                _overload_message(reject, request, model),
-                status=reject.status,
-                reason=reject.reason,
-                measured=reject.measured,
-                threshold=reject.threshold,
-                retry_after_s=reject.retry_after_s,
-            )
-
-
-def _overload_message(reject: Reject, request: Request, model: str) -> str:
-    match reject.reason:
-        case "queue_full":
-            return (
-                f"The queue of {model} is full: with this request {int(reject.measured)} places "
-                f"would be in use and {int(reject.threshold)} exist (n={request.choices} takes "
-                f"{request.choices}). Retry after the given time."
-            )
-        case "queue_deadline":
-            return (
-                f"The request waited {reject.measured:.1f} s for {model}; the limit is "
-                f"{reject.threshold:.1f} s. Retry after the given time."
-            )
-        case "not_ready":
-            return f"No replica of {model} is ready. Retry after the given time."
-        case "draining":
-            return "This server is shutting down. Send the request to another one."
-        case _:
-            return f"{model} refused the request: {reject.reason}."
+def reject(request: Request, refusal: Refusal, chance: Chance) -> Reject:
+    """The refusal as it is told to the client: its wait is stretched at random, never shortened."""
+    retry_after_s = None
+    if refusal.wait_ns is not None:
+        retry_after_s = refusal.wait_ns / NS_PER_S * (1.0 + RETRY_SPREAD * chance.random())
+    return Reject(
+        request_id=request.id,
+        status=refusal.status,
+        reason=refusal.reason,
+        measured=refusal.measured,
+        threshold=refusal.threshold,
+        retry_after_s=retry_after_s,
+    )

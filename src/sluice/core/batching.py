@@ -13,7 +13,7 @@ after which it is never a victim.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice.core.costmodel import CostModel, Load
+from sluice.core.costmodel import CostModel, Load, chunk_tokens_max
 from sluice.core.lifecycle import SequenceState
 from sluice.core.policies import (
     PREEMPTIONS_MAX,
@@ -31,13 +31,11 @@ from sluice.core.sequence import Generation, Sequence
 
 LEAN_TOKENS = 16  # a step that gives waiting prefills less than this is lean
 LEAN_STEPS_MAX = 3  # after so many in a row a step gives that much whatever its time budget
-CHUNK_ROUND = 16
+CHUNK_ROUND = 16  # few different sizes of steps: kernels are prepared for each
 OPEN_PREFILLS_MAX = 2  # half-computed prompts hold blocks and give nothing
 BACKFILL_DEPTH = 8
 STEPS_AHEAD = 16  # a preemption frees enough for so many steps
-RECHECK_STEPS = (
-    16  # predicted lengths change slowly: what did not fit is looked at again after these
-)
+RECHECK_STEPS = 16  # what did not fit is tried again after these: predictions change slowly
 
 POLICIES: Mapping[BatchingPolicy, type[FcfsPolicy] | type[StaticPolicy] | type[SloPolicy]] = {
     BatchingPolicy.STATIC: StaticPolicy,
@@ -156,6 +154,7 @@ class Batching:
         growing = [s for s in decodes if s.computed >= len(s.table.blocks) * size]
         if len(growing) > ledger.available:
             self._preempt(now_ns)
+            self._blocked = (self.roster.version, 1)  # who was preempted must not come back at once
             decodes = [s for s in decodes if s.state is SequenceState.DECODE]
             growing = [s for s in growing if s.state is SequenceState.DECODE]
         for sequence in growing:
@@ -199,7 +198,8 @@ class Batching:
             self._lean_steps = 0
             return
         budget = self._policy.budget(batch.decodes, batch.load, roster, now_ns)
-        filling = _Filling(batch, budget, len(candidates), self._minimum(batch, budget))
+        minimum = self._minimum(batch, budget)
+        filling = _Filling(batch, budget, len(candidates), minimum, budget.tokens)
         if joining and budget.admission is not Admission.NONE:
             for sequence in candidates:
                 sequence.order = self._policy.order(sequence, roster)
@@ -287,6 +287,8 @@ class Batching:
                 filling.ahead = self._policy.reserve(sequence, roster)
         elif tokens == 0:
             filling.full = True
+        else:
+            filling.tried += 1
         ledger.release(sequence.table)
         sequence.computed = 0
 
@@ -313,42 +315,31 @@ class Batching:
         if step_ns is None or tokens == 0:
             return tokens
         batch = filling.batch
-        tokens = self.roster.cost.chunk_tokens_max(batch.load, sequence.computed, step_ns, tokens)
+        tokens = chunk_tokens_max(self.roster.cost, batch.load, sequence.computed, step_ns, tokens)
         if CHUNK_ROUND < tokens < pending:
             tokens -= tokens % CHUNK_ROUND
         return max(tokens, min(filling.minimum, pending))
 
 
+@dataclass(slots=True, eq=False)
 class _Filling:
     """What is left of a step's budget while candidates are looked at.
 
-    ``head`` is the first waiting sequence that did not fit, ``ahead`` what is reserved for it.
+    ``open`` counts prompts that are not computed to their end; ``minimum`` is owed to the next
+    chunk whatever the time budget says; ``head`` is the first waiting sequence that did not fit,
+    ``ahead`` what is reserved for it; ``tried`` counts those that did not fit.
     """
 
-    __slots__ = (
-        "ahead",
-        "batch",
-        "budget",
-        "full",
-        "head",
-        "joined",
-        "minimum",
-        "open",
-        "room",
-        "tried",
-    )
-
-    def __init__(self, batch: Batch, budget: Budget, open_prefills: int, minimum: int) -> None:
-        self.batch = batch
-        self.budget = budget
-        self.open = open_prefills
-        self.minimum = minimum
-        self.room = budget.tokens
-        self.full = False
-        self.joined = False
-        self.tried = 0
-        self.head: Sequence | None = None
-        self.ahead: Reservation | None = None
+    batch: Batch
+    budget: Budget
+    open: int
+    minimum: int
+    room: int
+    full: bool = False
+    joined: bool = False
+    tried: int = 0
+    head: Sequence | None = None
+    ahead: Reservation | None = None
 
     def add(self, sequence: Sequence, tokens: int) -> None:
         """Put a chunk into the batch."""

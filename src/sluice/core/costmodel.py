@@ -9,9 +9,8 @@ Predictions carry no margin; ``margin`` says by how much to multiply where being
 """
 
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field, replace
 from math import ceil
 from operator import mul
 from typing import NamedTuple, Protocol
@@ -39,11 +38,6 @@ class Load(NamedTuple):
             self.chunk_context_tokens + context,
         )
 
-    def with_decode(self, past_tokens: int) -> "Load":
-        """The load with a decode row behind ``past_tokens`` added."""
-        tokens, rows, context, chunk_context = self
-        return Load(tokens + 1, rows + 1, context + past_tokens + 1, chunk_context)
-
     def one_step_later(self) -> "Load":
         """The load of the same decode rows in the step after this one."""
         tokens, rows, context, chunk_context = self
@@ -65,12 +59,6 @@ class CostModel(Protocol):
 
     def step_ns(self, load: Load) -> int:
         """Predicted duration, never falling with any part of the load."""
-        ...
-
-    def chunk_tokens_max(
-        self, load: Load, past_tokens: int, budget_ns: int, tokens_max: int
-    ) -> int:
-        """Largest chunk up to ``tokens_max`` that keeps ``margin`` x the step within the budget."""
         ...
 
     def observe(self, load: Load, duration_ns: int) -> None:
@@ -104,10 +92,10 @@ class Coefficients:
         )
 
 
-def largest_chunk(
+def chunk_tokens_max(
     model: CostModel, load: Load, past_tokens: int, budget_ns: int, tokens_max: int
 ) -> int:
-    """Bisect for ``CostModel.chunk_tokens_max`` of any monotone model."""
+    """Largest chunk up to ``tokens_max`` that keeps ``margin`` x the step within the budget."""
     limit_ns = budget_ns / model.margin
     if model.step_ns(load.with_chunk(past_tokens, tokens_max)) <= limit_ns:
         return tokens_max
@@ -136,11 +124,6 @@ class FixedCostModel:
     def step_ns(self, load: Load) -> int:
         return int(self.coefficients.predict_ns(load))
 
-    def chunk_tokens_max(
-        self, load: Load, past_tokens: int, budget_ns: int, tokens_max: int
-    ) -> int:
-        return largest_chunk(self, load, past_tokens, budget_ns, tokens_max)
-
     def observe(self, load: Load, duration_ns: int) -> None:
         """Learn nothing."""
 
@@ -163,17 +146,27 @@ SWEEPS_MAX = 100
 RATE_FORGET = 0.98
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CostState:
-    """Everything a ``LinearCostModel`` has learnt, as plain numbers for the journal."""
+    """Everything a ``LinearCostModel`` has learnt, as plain numbers that can be stored.
+
+    ``gram`` and ``moment`` are the normal equations of steps without and with prefill.
+    """
 
     seed: Coefficients
     coefficients: Coefficients
-    gram: tuple[tuple[float, ...], tuple[float, ...]]
-    moment: tuple[tuple[float, ...], tuple[float, ...]]
-    ratios: tuple[float, ...]
-    rate: tuple[float, float]
-    observed: int
+    rate_tokens: float
+    rate_s: float
+    gram: list[list[float]] = field(default_factory=lambda: [[0.0] * 25, [0.0] * 25])
+    moment: list[list[float]] = field(default_factory=lambda: [[0.0] * 5, [0.0] * 5])
+    ratios: list[float] = field(default_factory=list)
+    observed: int = 0
+
+    def copy(self) -> "CostState":
+        """An independent copy."""
+        return replace(
+            self, gram=list(self.gram), moment=list(self.moment), ratios=list(self.ratios)
+        )
 
 
 class LinearCostModel:
@@ -183,46 +176,21 @@ class LinearCostModel:
     forgotten apart, so a long stretch of decoding does not erase what is known about prefill.
     """
 
-    def __init__(self, seed: Coefficients) -> None:
-        self._seed = seed
-        self._coefficients = seed
-        self._gram = [[0.0] * 25, [0.0] * 25]
-        self._moment = [[0.0] * 5, [0.0] * 5]
-        self._ratios: deque[float] = deque(maxlen=RATIOS_KEPT)
-        self._ratios_sorted: list[float] = []
-        self._observed = 0
-        self._rate_s = 1e-3  # a millisecond at the nominal speed: any measured step outweighs it
-        self._rate_tokens = nominal_prefill_tokens_per_s(seed) * self._rate_s
-
-    @classmethod
-    def from_state(cls, state: CostState) -> "LinearCostModel":
-        """A model that continues where ``state`` was taken."""
-        model = cls(state.seed)
-        model._coefficients = state.coefficients
-        model._gram = [list(part) for part in state.gram]
-        model._moment = [list(part) for part in state.moment]
-        model._ratios.extend(state.ratios)
-        model._ratios_sorted = sorted(state.ratios)
-        model._rate_tokens, model._rate_s = state.rate
-        model._observed = state.observed
-        return model
+    def __init__(self, seed: Coefficients, state: CostState | None = None) -> None:
+        if state is None:
+            # A millisecond at the nominal speed: any measured step outweighs it.
+            state = CostState(seed, seed, nominal_prefill_tokens_per_s(seed) * 1e-3, 1e-3)
+        self._learnt = state.copy()
+        self._ratios_sorted = sorted(state.ratios)
 
     def state(self) -> CostState:
-        """What was learnt so far."""
-        return CostState(
-            seed=self._seed,
-            coefficients=self._coefficients,
-            gram=(tuple(self._gram[0]), tuple(self._gram[1])),
-            moment=(tuple(self._moment[0]), tuple(self._moment[1])),
-            ratios=tuple(self._ratios),
-            rate=(self._rate_tokens, self._rate_s),
-            observed=self._observed,
-        )
+        """What was learnt so far; a model made with it continues from here."""
+        return self._learnt.copy()
 
     @property
     def coefficients(self) -> Coefficients:
         """The coefficients in use."""
-        return self._coefficients
+        return self._learnt.coefficients
 
     @property
     def margin(self) -> float:
@@ -234,60 +202,56 @@ class LinearCostModel:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        return self._rate_tokens / self._rate_s
+        return self._learnt.rate_tokens / self._learnt.rate_s
 
     def step_ns(self, load: Load) -> int:
-        return int(self._coefficients.predict_ns(load))
-
-    def chunk_tokens_max(
-        self, load: Load, past_tokens: int, budget_ns: int, tokens_max: int
-    ) -> int:
-        return largest_chunk(self, load, past_tokens, budget_ns, tokens_max)
+        return int(self._learnt.coefficients.predict_ns(load))
 
     def observe(self, load: Load, duration_ns: int) -> None:
         """Add one measured step; refits every few steps."""
-        predicted_ns = max(1.0, self._coefficients.predict_ns(load))
+        predicted_ns = max(1.0, self._learnt.coefficients.predict_ns(load))
         ratio = duration_ns / predicted_ns
         self._keep_ratio(ratio)
         ratio = min(RATIO_MAX, max(1 / RATIO_MAX, ratio))
         prefill_tokens = load.tokens - load.decode_rows
         if prefill_tokens:
-            self._rate_tokens = RATE_FORGET * self._rate_tokens + prefill_tokens
-            self._rate_s = RATE_FORGET * self._rate_s + ratio * predicted_ns / 1e9
+            self._learnt.rate_tokens = RATE_FORGET * self._learnt.rate_tokens + prefill_tokens
+            self._learnt.rate_s = RATE_FORGET * self._learnt.rate_s + ratio * predicted_ns / 1e9
         scale = 1e6 / predicted_ns  # milliseconds keep the sums near 1
         features = [
             feature / typical * scale for feature, typical in zip((1, *load), TYPICAL, strict=True)
         ]
         kind = 1 if prefill_tokens else 0
         products = [a * b for a in features for b in features]
-        self._gram[kind] = [
-            FORGET * old + new for old, new in zip(self._gram[kind], products, strict=True)
+        self._learnt.gram[kind] = [
+            FORGET * old + new for old, new in zip(self._learnt.gram[kind], products, strict=True)
         ]
-        self._moment[kind] = [
+        self._learnt.moment[kind] = [
             FORGET * old + ratio * new
-            for old, new in zip(self._moment[kind], features, strict=True)
+            for old, new in zip(self._learnt.moment[kind], features, strict=True)
         ]
-        self._observed += 1
-        if self._observed % REFIT_STEPS == 0 or self._observed in (2, 4, 8):
+        self._learnt.observed += 1
+        if self._learnt.observed % REFIT_STEPS == 0 or self._learnt.observed in (2, 4, 8):
             self._refit()
 
     def _keep_ratio(self, ratio: float) -> None:
-        if len(self._ratios) == RATIOS_KEPT:
-            del self._ratios_sorted[bisect_left(self._ratios_sorted, self._ratios[0])]
-        self._ratios.append(ratio)
+        ratios = self._learnt.ratios
+        if len(ratios) == RATIOS_KEPT:
+            del self._ratios_sorted[bisect_left(self._ratios_sorted, ratios.pop(0))]
+        ratios.append(ratio)
         insort(self._ratios_sorted, ratio)
 
     def _refit(self) -> None:
-        units_ms = in_units(self._seed)
+        units_ms = in_units(self._learnt.seed)
         prior = PRIOR_STEPS / max(1e-6, sum(units_ms)) ** 2
-        gram = [a + b for a, b in zip(*self._gram, strict=True)]
-        moment = [a + b for a, b in zip(*self._moment, strict=True)]
+        gram = [a + b for a, b in zip(*self._learnt.gram, strict=True)]
+        moment = [a + b for a, b in zip(*self._learnt.moment, strict=True)]
         for index, unit_ms in enumerate(units_ms):
             gram[index * 6] += prior
             moment[index] += prior * unit_ms
         rows = [gram[start : start + 5] for start in range(0, 25, 5)]
-        fitted = nonnegative_least_squares(rows, moment, in_units(self._coefficients))
-        self._coefficients = Coefficients(
+        fitted = nonnegative_least_squares(rows, moment, in_units(self._learnt.coefficients))
+        self._learnt.coefficients = Coefficients(
             *(unit_ms * 1e6 / typical for unit_ms, typical in zip(fitted, TYPICAL, strict=True))
         )
 

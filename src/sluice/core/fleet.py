@@ -12,10 +12,9 @@ Every accepted request ends once: by ``Ended`` or ``Cancelled`` coming in, or by
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
-from sluice.core.admission import NS_PER_S, Chance, Refusal, never_runs, spread_s
+from sluice.core.admission import NS_PER_S, Chance, Refusal, never_runs, reject
 from sluice.core.events import (
     Abort,
     Arrived,
@@ -27,7 +26,6 @@ from sluice.core.events import (
     FleetEffect,
     FleetEvent,
     Progress,
-    Reject,
     ReplicaLimits,
     ReplicaLost,
     ReplicaReady,
@@ -38,44 +36,14 @@ from sluice.core.events import (
     WakeAt,
 )
 from sluice.core.lifecycle import ReplicaState
-from sluice.core.pools import Accepted, Pool, PoolLimits, Replica, RestartLimits
+from sluice.core.pools import Accepted, Pool, PoolLimits, PoolView, Replica, RestartLimits
 from sluice.core.request import EndReason, Request
-from sluice.core.routing import PrefixMemory, rank
 
 # A request that was on board of this many lost replicas is not tried again: it may be the cause.
 LOSSES_MAX = 2
 COMPLETED = (EndReason.STOP, EndReason.LENGTH)
 LIVE = (ReplicaState.STARTING, ReplicaState.READY)
 LOST = (ReplicaState.BACKOFF, ReplicaState.CRASH_LOOP)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
-    """One replica as metrics and operators see it. ``start_ns`` is its next planned start."""
-
-    id: str
-    model: str
-    state: ReplicaState
-    error: str
-    requests: int
-    places: int
-    losses: int
-    start_ns: int | None
-    report: Report | None
-    report_age_ns: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class PoolView:
-    """One model as metrics and operators see it. ``limits`` is ``None`` before one was ready."""
-
-    model: str
-    waiting: int
-    waiting_places: int
-    places: int
-    places_max: int
-    limits: ReplicaLimits | None
-    replicas: tuple[ReplicaView, ...]
 
 
 class Fleet:
@@ -111,7 +79,7 @@ class Fleet:
         """
         effects = self._take(event, now_ns)
         effects += self._dispatch(now_ns)
-        wake_ns = self._next_wake_ns()
+        wake_ns = self._next_wake_ns(now_ns)
         if wake_ns is not None and wake_ns != self._wake_ns:
             effects.append(WakeAt(wake_ns))
         self._wake_ns = wake_ns
@@ -125,16 +93,12 @@ class Fleet:
                 return self._cancelled(event.request_id)
             case Progress():
                 self._progress(event)
-                return []
             case Ended():
                 self._ended(event)
-                return []
             case ReplicaReady():
                 self._ready(self._replicas[event.replica_id], event.limits, now_ns)
-                return []
             case ReplicaReported():
                 self._reported(self._replicas[event.replica_id], event.report, now_ns)
-                return []
             case ReplicaLost():
                 return self._lost(self._replicas[event.replica_id], event.error, now_ns)
             case FleetDraining():
@@ -143,60 +107,34 @@ class Fleet:
                 return self._tick(now_ns)
             case _:
                 assert_never(event)
+        return []
 
     # ---------------------------------------------------------------------------------- requests
 
     def _arrived(self, pool: Pool, request: Request, now_ns: int) -> list[FleetEffect]:
         if request.id in self._accepted:
             raise ValueError(f"request id {request.id} is in use")
-        refusal = self._refusal(pool, request)
+        refusal = self._refusal(pool, request, now_ns)
         if refusal is not None:
-            return [self._reject(pool, request, refusal, now_ns)]
-        due_ns = now_ns + pool.limits.queue_wait_ns_max
-        if request.deadline_ns is not None:
-            due_ns = min(due_ns, request.deadline_ns)
-        order = (request.tier, self._arrivals)
+            return [reject(request, refusal, self._chance)]
+        accepted = Accepted(request, pool.limits.model, (request.tier, self._arrivals))
         self._arrivals += 1
-        accepted = Accepted(request, pool.limits.model, order, due_ns)
         self._accepted[request.id] = accepted
-        pool.queue.add(accepted)
-        pool.changed()
+        pool.enqueue(accepted, now_ns)
         return []
 
-    def _refusal(self, pool: Pool, request: Request) -> Refusal | None:
+    def _refusal(self, pool: Pool, request: Request, now_ns: int) -> Refusal | None:
         if self._drain_by_ns is not None:
-            return Refusal(503, "draining", 0, 0)
+            return Refusal(503, "draining", 0, 0, max(0, self._drain_by_ns - now_ns))
         limits = pool.widest()
         if limits is not None and (never := never_runs(request, limits)) is not None:
             return never
         if not pool.ready():
-            return Refusal(503, "not_ready", 0, 1)
+            return Refusal(503, "not_ready", 0, 1, pool.ready_in_ns(now_ns))
         places, places_max = pool.places() + request.choices, pool.places_max()
         if places > places_max:
-            return Refusal(429, "queue_full", places, places_max)
+            return Refusal(429, "queue_full", places, places_max, pool.drain_ns(now_ns))
         return None
-
-    def _reject(self, pool: Pool, request: Request, refusal: Refusal, now_ns: int) -> Reject:
-        return Reject(
-            request_id=request.id,
-            status=refusal.status,
-            reason=refusal.reason,
-            measured=refusal.measured,
-            threshold=refusal.threshold,
-            retry_after_s=self._retry_after_s(pool, refusal.reason, now_ns),
-        )
-
-    def _retry_after_s(self, pool: Pool, reason: str, now_ns: int) -> float | None:
-        match reason:
-            case "queue_full" | "queue_deadline":
-                return spread_s(pool.drain_ns(now_ns), self._chance)
-            case "not_ready":
-                return spread_s(pool.ready_in_ns(now_ns), self._chance)
-            case "draining":
-                drain_by_ns = self._drain_by_ns if self._drain_by_ns is not None else now_ns
-                return max(0, drain_by_ns - now_ns) / NS_PER_S
-            case _:
-                return None
 
     def _cancelled(self, request_id: str) -> list[FleetEffect]:
         accepted = self._accepted.get(request_id)
@@ -239,13 +177,13 @@ class Fleet:
         abort: list[FleetEffect] = [] if replica is None else [Abort(request_id, replica.id)]
         return [*abort, Fail(request_id, reason, error)]
 
-    def _turn_away(self, accepted: Accepted, refusal: Refusal, now_ns: int) -> list[FleetEffect]:
+    def _turn_away(self, accepted: Accepted, refusal: Refusal) -> list[FleetEffect]:
         """End a waiting request: refused if it was never dispatched, else failed."""
         if accepted.attempts:
             reason = EndReason.EXPIRED if refusal.reason == "queue_deadline" else EndReason.FAILED
             return self._end(accepted, reason, f"its replica was lost; then: {refusal.reason}")
         self._release(accepted)
-        return [self._reject(self._pools[accepted.model], accepted.request, refusal, now_ns)]
+        return [reject(accepted.request, refusal, self._chance)]
 
     def _dispatch(self, now_ns: int) -> list[FleetEffect]:
         """Give waiting requests to replicas in order; one that fits nowhere holds the rest."""
@@ -259,38 +197,21 @@ class Fleet:
         return effects
 
     def _place(self, pool: Pool, accepted: Accepted, now_ns: int) -> Dispatch | None:
-        request = accepted.request
-        output_tokens = pool.service.predict_output_tokens(request.output_tokens_max)
-        report_ns_max = self._restarts.report_ns_max
-        candidates = [r.candidate(request, report_ns_max, now_ns) for r in pool.ready()]
-        scores = rank(request, output_tokens, candidates)
+        scores = pool.scores(accepted, self._restarts.report_ns_max, now_ns)
         if not scores:
             return None
         pool.queue.remove(accepted)
         replica = self._replicas[scores[0].replica_id]
-        replica.board(accepted, output_tokens, now_ns)
-        return Dispatch(request.id, replica.id, accepted.attempts, scores)
+        replica.board(accepted, pool.output_tokens(accepted.request), now_ns)
+        return Dispatch(accepted.request.id, replica.id, accepted.attempts, scores)
 
     # ---------------------------------------------------------------------------------- replicas
-
-    def _start(self, replica: Replica, now_ns: int) -> StartReplica:
-        replica.move(ReplicaState.STARTING)
-        replica.start_ns = None
-        replica.started_ns = now_ns
-        return StartReplica(replica.id)
 
     def _ready(self, replica: Replica, limits: ReplicaLimits, now_ns: int) -> None:
         if replica.state is ReplicaState.STOPPED:
             return
-        replica.move(ReplicaState.READY)
-        replica.limits = limits
-        replica.error = ""
-        replica.report = None
-        replica.reported_ns = now_ns
-        replica.dispatched_since_report = 0
-        pool = self._pools[replica.model]
-        pool.load_ns = now_ns - replica.started_ns
-        replica.prefixes = PrefixMemory(limits) if len(pool.replicas) > 1 else None
+        replica.serve(limits, now_ns)
+        self._pools[replica.model].load_ns = now_ns - replica.started_ns
 
     def _reported(self, replica: Replica, report: Report, now_ns: int) -> None:
         if replica.state is not ReplicaState.READY:
@@ -301,29 +222,11 @@ class Fleet:
     def _lost(self, replica: Replica, error: str, now_ns: int) -> list[FleetEffect]:
         if replica.state not in LIVE:
             return []
-        if self._drain_by_ns is None:
-            self._plan_restart(replica, now_ns)
-        else:
-            replica.move(ReplicaState.STOPPED)
-        replica.error = error
-        replica.report = None
+        replica.lose(error, self._restarts if self._drain_by_ns is None else None, now_ns)
         effects: list[FleetEffect] = []
         for accepted in list(replica.on_board.values()):
             effects += self._rescue(accepted, error, now_ns)
         return effects + self._give_up(self._pools[replica.model], now_ns)
-
-    def _plan_restart(self, replica: Replica, now_ns: int) -> None:
-        limits = self._restarts
-        recent = [at for at in replica.losses_ns if now_ns - at <= limits.window_ns]
-        replica.losses_ns = [*recent, now_ns][-limits.losses_max :]
-        if len(replica.losses_ns) >= limits.losses_max:
-            replica.move(ReplicaState.CRASH_LOOP)
-            wait_ns = limits.crash_loop_ns
-        else:
-            replica.move(ReplicaState.BACKOFF)
-            doubled = limits.backoff_ns_min << (len(replica.losses_ns) - 1)
-            wait_ns = min(doubled, limits.backoff_ns_max)
-        replica.start_ns = now_ns + wait_ns
 
     def _rescue(self, accepted: Accepted, error: str, now_ns: int) -> list[FleetEffect]:
         """Decide what becomes of a request whose replica was lost."""
@@ -335,21 +238,17 @@ class Fleet:
             sent = f"after {accepted.tokens} tokens were sent" if accepted.tokens else "twice"
             return [Fail(request.id, EndReason.FAILED, f"its replica was lost {sent}: {error}")]
         replica.leave(accepted)
-        pool = self._pools[accepted.model]
-        accepted.due_ns = now_ns + pool.limits.queue_wait_ns_max
-        if request.deadline_ns is not None:
-            accepted.due_ns = min(accepted.due_ns, request.deadline_ns)
-        pool.queue.add(accepted)
+        self._pools[accepted.model].enqueue(accepted, now_ns)
         return []
 
     def _give_up(self, pool: Pool, now_ns: int) -> list[FleetEffect]:
         """End what waits for a pool of which nothing will serve soon."""
         if pool.may_serve_soon():
             return []
-        refusal = Refusal(503, "not_ready", 0, 1)
+        refusal = Refusal(503, "not_ready", 0, 1, pool.ready_in_ns(now_ns))
         effects: list[FleetEffect] = []
         for accepted in list(pool.queue):
-            effects += self._turn_away(accepted, refusal, now_ns)
+            effects += self._turn_away(accepted, refusal)
         return effects
 
     # ------------------------------------------------------------------------------ time and end
@@ -378,18 +277,22 @@ class Fleet:
                 arrived_ns = accepted.request.arrived_ns
                 waited_s = (now_ns - arrived_ns) / NS_PER_S
                 limit_s = (accepted.due_ns - arrived_ns) / NS_PER_S
-                refusal = Refusal(429, "queue_deadline", waited_s, limit_s)
-                effects += self._turn_away(accepted, refusal, now_ns)
+                wait_ns = pool.drain_ns(now_ns)
+                refusal = Refusal(429, "queue_deadline", waited_s, limit_s, wait_ns)
+                effects += self._turn_away(accepted, refusal)
         if self._drain_by_ns is None:
-            effects += [self._start(r, now_ns) for r in self._replicas.values() if _due(r, now_ns)]
+            for replica in self._replicas.values():
+                if replica.is_due(now_ns):
+                    replica.start(now_ns)
+                    effects.append(StartReplica(replica.id))
         return effects
 
-    def _next_wake_ns(self) -> int | None:
+    def _next_wake_ns(self, now_ns: int) -> int | None:
         times = [pool.queue.next_due_ns() for pool in self._pools.values()]
         times += [replica.start_ns for replica in self._replicas.values()]
         if self._accepted:
             times.append(self._drain_by_ns)
-        return min((at_ns for at_ns in times if at_ns is not None), default=None)
+        return min((max(now_ns, at_ns) for at_ns in times if at_ns is not None), default=None)
 
     # ------------------------------------------------------------------------------------- views
 
@@ -400,37 +303,4 @@ class Fleet:
 
     def pools(self, now_ns: int) -> tuple[PoolView, ...]:
         """All models with their replicas, in the order of configuration."""
-        return tuple(self._view(pool, now_ns) for pool in self._pools.values())
-
-    def _view(self, pool: Pool, now_ns: int) -> PoolView:
-        return PoolView(
-            model=pool.limits.model,
-            waiting=len(pool.queue),
-            waiting_places=pool.queue.places,
-            places=pool.places(),
-            places_max=pool.places_max(),
-            limits=pool.widest(),
-            replicas=tuple(_replica_view(replica, now_ns) for replica in pool.replicas),
-        )
-
-
-def _due(replica: Replica, now_ns: int) -> bool:
-    """Whether the replica is to be started: never yet, or again."""
-    if replica.start_ns is None:
-        return replica.state is ReplicaState.STOPPED
-    return replica.start_ns <= now_ns
-
-
-def _replica_view(replica: Replica, now_ns: int) -> ReplicaView:
-    return ReplicaView(
-        id=replica.id,
-        model=replica.model,
-        state=replica.state,
-        error=replica.error,
-        requests=len(replica.on_board),
-        places=replica.places,
-        losses=len(replica.losses_ns),
-        start_ns=replica.start_ns,
-        report=replica.report,
-        report_age_ns=replica.report_age_ns(now_ns),
-    )
+        return tuple(pool.view(now_ns) for pool in self._pools.values())

@@ -14,9 +14,8 @@ recently used leaf.
 
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from typing import NamedTuple
-
-from sluice.core.errors import InternalError
 
 
 class NodeKey(NamedTuple):
@@ -34,6 +33,7 @@ class Node(NamedTuple):
     key: NodeKey
 
 
+@dataclass(slots=True, eq=False)
 class BlockTable:
     """The blocks of one sequence, in the order of its tokens. Changed by the ledger alone.
 
@@ -41,13 +41,10 @@ class BlockTable:
     the leading blocks that are nodes of the prefix tree, ``tail`` is the last of those nodes.
     """
 
-    __slots__ = ("blocks", "ids", "published", "tail")
-
-    def __init__(self) -> None:
-        self.blocks: list[int] = []
-        self.ids: tuple[int, ...] = ()
-        self.published = 0
-        self.tail: int | None = None
+    blocks: list[int] = field(default_factory=list)
+    ids: tuple[int, ...] = ()
+    published: int = 0
+    tail: int | None = None
 
 
 class BlockLedger:
@@ -152,37 +149,6 @@ class BlockLedger:
         table.ids = ()
         table.published = 0
         table.tail = None
-
-    def check(self, tables: Seq[BlockTable]) -> None:
-        """Raise ``InternalError`` unless every block is accounted for exactly once. For tests."""
-        references = [0] * self.blocks_total
-        for table in tables:
-            if table.ids != tuple(table.blocks) or len(set(table.blocks)) != len(table.blocks):
-                raise InternalError("a block table is inconsistent")
-            for block in table.blocks:
-                references[block] += 1
-        idle = [block for block in self._node_of_block if references[block] == 0]
-        referenced = sum(1 for count in references if count)
-        problems = {
-            "reference counts": references != self._references,
-            "idle blocks": sorted(idle) != sorted(self._idle),
-            "shared blocks": self.shared != sum(1 for count in references if count > 1),
-            "conservation": len(self._free) + len(idle) + referenced != self.blocks_total,
-            "free blocks": any(references[block] for block in self._free),
-            "idle order": not self._children_first(),
-        }
-        found = [name for name, wrong in problems.items() if wrong]
-        if found:
-            raise InternalError(f"the block ledger does not balance: {', '.join(found)}")
-
-    def _children_first(self) -> bool:
-        order = {self._node_of_block[block].id: place for place, block in enumerate(self._idle)}
-        for block in self._idle:
-            node = self._node_of_block[block]
-            parent = node.key.parent
-            if parent in order and order[parent] < order[node.id]:
-                return False
-        return True
 
     def _enter(self, key: NodeKey, block: int) -> Node:
         self._nodes_made += 1

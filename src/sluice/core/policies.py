@@ -139,9 +139,10 @@ class SloPolicy:
         return (request.tier, due_ns + WORK_WEIGHT * work_ns, sequence.number)
 
     def budget(self, decodes: Seq[Sequence], load: Load, roster: Roster, now_ns: int) -> Budget:
-        """The time until the first due token bounds the step. A resident that cannot get back on time
-        by its end, even in steps without prefill, no longer counts: holding prefill back for it
-        would only make others late as well.
+        """The time until the first due token bounds the step.
+
+        A resident that cannot get back on time by its end, even in steps without prefill, no
+        longer counts: holding prefill back for it would only make others late as well.
         """
         limits, cost = roster.limits, roster.cost
         step_ns = limits.step_ns_max

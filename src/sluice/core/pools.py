@@ -1,7 +1,8 @@
 """What the fleet keeps about its models: accepted requests, replicas, and the pool of each model.
 
-Owned and changed by ``core/fleet.py`` alone. The counts of a replica (places, waiting prefill,
-reserved blocks) move only in ``board`` and ``leave``, together, so that they cannot drift apart.
+Owned and changed by ``core/fleet.py`` alone; the views are for everyone. The counts of a replica
+(places, waiting prefill, reserved blocks) move together, in ``board`` and ``leave``, so that they
+cannot drift apart.
 """
 
 from bisect import insort
@@ -10,15 +11,15 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from sluice.core.admission import NS_PER_S, ServiceTimes, Work, drain_ns, tokens_max
-from sluice.core.events import ReplicaLimits, Report
+from sluice.core.events import ReplicaLimits, ReplicaScore, Report
 from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState, moved
 from sluice.core.request import Request
-from sluice.core.routing import Candidate, PrefixMemory, blocks_needed
+from sluice.core.routing import Candidate, PrefixMemory, block_chain, blocks_needed, rank
 
 # Dispatches that a replica with an old report may get while others report: enough to find out that
 # it is alive, too few to pile up on one that is not.
 STALE_DISPATCHES_MAX = 4
-# A predicted drain time serves for so long while nothing changes: under a flood of refusals it would
+# A predicted drain time serves for so long while nothing changes: in a flood of refusals it would
 # otherwise be computed from the whole queue for each of them.
 DRAIN_KNOWN_NS = NS_PER_S // 20
 # Time from start to ready that is told to clients before one was seen.
@@ -56,18 +57,49 @@ class RestartLimits:
     report_ns_max: int = 5 * NS_PER_S
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One replica as metrics and operators see it. ``start_ns`` is its next planned start."""
+
+    id: str
+    model: str
+    state: ReplicaState
+    error: str
+    requests: int
+    places: int
+    losses: int
+    start_ns: int | None
+    report: Report | None
+    report_age_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """One model as metrics and operators see it. ``limits`` is ``None`` before one was ready."""
+
+    model: str
+    waiting: int
+    waiting_places: int
+    places: int
+    places_max: int
+    limits: ReplicaLimits | None
+    replicas: tuple[ReplicaView, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Accepted:
     """A request that was not refused and has not ended.
 
     It waits in its pool's queue or is on board of ``replica``. ``due_ns`` ends its wait.
-    ``attempts`` counts dispatches and ``losses`` the replicas lost under it.
+    ``attempts`` counts dispatches and ``losses`` the replicas lost under it. ``wait`` is the number
+    of its present wait, ``None`` while it is on board. ``chain`` stands for its prompt's blocks,
+    ``None`` where there is no choice of replica.
     """
 
     request: Request
     model: str
     order: tuple[int, int]
-    due_ns: int
+    due_ns: int = 0
     replica: "Replica | None" = None
     dispatched_ns: int = 0
     attempts: int = 0
@@ -75,7 +107,8 @@ class Accepted:
     tokens: int = 0
     prefill_tokens: int = 0
     blocks: int = 0
-    is_waiting: bool = False
+    wait: int | None = None
+    chain: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -104,11 +137,50 @@ class Replica:
         """Change its state. Raises ``InternalError`` where the table does not allow it."""
         self.state = moved(REPLICA_MOVES, self.state, target)
 
+    def start(self, now_ns: int) -> None:
+        """Its process is started."""
+        self.move(ReplicaState.STARTING)
+        self.start_ns = None
+        self.started_ns = now_ns
+
+    def serve(self, limits: ReplicaLimits, now_ns: int) -> None:
+        """It is ready, and knows nothing of earlier incarnations."""
+        self.move(ReplicaState.READY)
+        self.limits = limits
+        self.error = ""
+        self.report = None
+        self.reported_ns = now_ns
+        self.dispatched_since_report = 0
+        self.prefixes = PrefixMemory(limits.blocks_total)
+
+    def lose(self, error: str, restarts: RestartLimits | None, now_ns: int) -> None:
+        """It is gone; its next start is planned, or none where ``restarts`` is ``None``."""
+        recent = [at for at in self.losses_ns if restarts and now_ns - at <= restarts.window_ns]
+        losses = len(recent) + 1
+        if restarts is None:
+            self.move(ReplicaState.STOPPED)
+        elif losses >= restarts.losses_max:
+            self.move(ReplicaState.CRASH_LOOP)
+            self.start_ns = now_ns + restarts.crash_loop_ns
+        else:
+            self.move(ReplicaState.BACKOFF)
+            doubled_ns = restarts.backoff_ns_min << (losses - 1)
+            self.start_ns = now_ns + min(doubled_ns, restarts.backoff_ns_max)
+        self.losses_ns = [*recent, now_ns]
+        self.error = error
+        self.report = None
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether it is to be started: never yet, or again."""
+        if self.start_ns is None:
+            return self.state is ReplicaState.STOPPED
+        return self.start_ns <= now_ns
+
     def board(self, accepted: Accepted, output_tokens: int, now_ns: int) -> None:
         """Count a request that is dispatched here."""
         assert self.limits is not None
         request = accepted.request
-        cached = self.prefixes.cached_tokens(request.prompt) if self.prefixes else 0
+        cached = self._cached_tokens(accepted)
         accepted.replica = self
         accepted.dispatched_ns = now_ns
         accepted.attempts += 1
@@ -119,8 +191,8 @@ class Replica:
         self.prefill_tokens += accepted.prefill_tokens
         self.blocks_reserved += accepted.blocks
         self.dispatched_since_report += 1
-        if self.prefixes:
-            self.prefixes.add(request.prompt)
+        if accepted.chain is not None and self.prefixes is not None:
+            self.prefixes.add(accepted.chain)
 
     def prefilled(self, accepted: Accepted) -> None:
         """Its prompt is computed: the first token came."""
@@ -143,11 +215,27 @@ class Replica:
         self.blocks_reserved_then = self.blocks_reserved
         self.dispatched_since_report = 0
 
-    def report_age_ns(self, now_ns: int) -> int | None:
-        """Age of the latest report, ``None`` where there is none since it became ready."""
-        return None if self.report is None else now_ns - self.reported_ns
+    def _cached_tokens(self, accepted: Accepted) -> int:
+        if accepted.chain is None or self.prefixes is None or self.limits is None:
+            return 0
+        return self.prefixes.cached_blocks(accepted.chain) * self.limits.block_size
 
-    def candidate(self, request: Request, report_ns_max: int, now_ns: int) -> Candidate:
+    def view(self, now_ns: int) -> ReplicaView:
+        """What others may know of it."""
+        return ReplicaView(
+            id=self.id,
+            model=self.model,
+            state=self.state,
+            error=self.error,
+            requests=len(self.on_board),
+            places=self.places,
+            losses=len(self.losses_ns),
+            start_ns=self.start_ns,
+            report=self.report,
+            report_age_ns=None if self.report is None else now_ns - self.reported_ns,
+        )
+
+    def candidate(self, accepted: Accepted, report_ns_max: int, now_ns: int) -> Candidate:
         """How it stands for a request. Own counts rule; a fresh report corrects the KV estimate."""
         assert self.limits is not None
         age_ns = now_ns - self.reported_ns
@@ -161,7 +249,7 @@ class Replica:
             limits=self.limits,
             places=self.places,
             prefill_tokens=self.prefill_tokens,
-            cached_tokens=self.prefixes.cached_tokens(request.prompt) if self.prefixes else 0,
+            cached_tokens=self._cached_tokens(accepted),
             blocks_used=blocks_used,
             held_back=not is_fresh and self.dispatched_since_report >= STALE_DISPATCHES_MAX,
         )
@@ -173,7 +261,8 @@ class Queue:
     def __init__(self) -> None:
         self.places = 0
         self._waiting: list[Accepted] = []
-        self._due: list[tuple[int, tuple[int, int], Accepted]] = []
+        self._due: list[tuple[int, int, Accepted]] = []
+        self._waits = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -188,34 +277,31 @@ class Queue:
 
     def add(self, accepted: Accepted) -> None:
         """Let a request wait until its ``due_ns``."""
-        accepted.is_waiting = True
+        self._waits += 1
+        accepted.wait = self._waits
         insort(self._waiting, accepted, key=lambda waiting: waiting.order)
         self.places += accepted.request.choices
-        heappush(self._due, (accepted.due_ns, accepted.order, accepted))
+        heappush(self._due, (accepted.due_ns, self._waits, accepted))
 
     def remove(self, accepted: Accepted) -> None:
         """Take a request out of the wait."""
-        pass
+        accepted.wait = None
         self._waiting.remove(accepted)
         self.places -= accepted.request.choices
-        # Times of requests that left stay in the heap; it is built anew when they are most of it.
+        # Times of waits that are over stay in the heap; they go when they are most of it.
         if len(self._due) > 2 * len(self._waiting) + 16:
-            self._due = [(waiting.due_ns, waiting.order, waiting) for waiting in self._waiting]
+            self._due = [due for due in self._due if due[2].wait == due[1]]
             heapify(self._due)
 
     def next_due_ns(self) -> int | None:
         """When the next wait runs out."""
-        while self._due and not self._is_current(self._due[0]):
+        while self._due and self._due[0][2].wait != self._due[0][1]:
             heappop(self._due)
         return self._due[0][0] if self._due else None
 
     def overdue(self, now_ns: int) -> list[Accepted]:
         """The requests whose wait has run out, in queue order."""
         return [accepted for accepted in self._waiting if accepted.due_ns <= now_ns]
-
-    def _is_current(self, due: tuple[int, tuple[int, int], Accepted]) -> bool:
-        due_ns, _, accepted = due
-        return accepted.is_waiting and accepted.due_ns == due_ns
 
 
 @dataclass(slots=True, eq=False)
@@ -261,6 +347,40 @@ class Pool:
             elif replica.state is ReplicaState.STARTING:
                 waits.append(replica.started_ns + self.load_ns - now_ns)
         return max(NS_PER_S, min(waits[1:] or waits))
+
+    def enqueue(self, accepted: Accepted, now_ns: int) -> None:
+        """Let a request wait, until the bound on waits or its own deadline."""
+        accepted.due_ns = now_ns + self.limits.queue_wait_ns_max
+        if accepted.request.deadline_ns is not None:
+            accepted.due_ns = min(accepted.due_ns, accepted.request.deadline_ns)
+        self.queue.add(accepted)
+        self.changed()
+
+    def scores(
+        self, accepted: Accepted, report_ns_max: int, now_ns: int
+    ) -> tuple[ReplicaScore, ...]:
+        """The replicas that can take the request at once, best first."""
+        request, limits = accepted.request, self.widest()
+        if accepted.chain is None and limits is not None and len(self.replicas) > 1:
+            accepted.chain = block_chain(request.prompt, limits.block_size)
+        candidates = [r.candidate(accepted, report_ns_max, now_ns) for r in self.ready()]
+        return rank(request, self.output_tokens(request), candidates)
+
+    def output_tokens(self, request: Request) -> int:
+        """Predicted output of one choice."""
+        return self.service.predict_output_tokens(request.output_tokens_max)
+
+    def view(self, now_ns: int) -> PoolView:
+        """What others may know of it."""
+        return PoolView(
+            model=self.limits.model,
+            waiting=len(self.queue),
+            waiting_places=self.queue.places,
+            places=self.places(),
+            places_max=self.places_max(),
+            limits=self.widest(),
+            replicas=tuple(replica.view(now_ns) for replica in self.replicas),
+        )
 
     def changed(self) -> None:
         """The accepted requests or what is learned of them changed."""

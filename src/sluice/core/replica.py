@@ -11,6 +11,7 @@ Text, sampling and stop conditions are the runtime's: it says so in ``Sampled.st
 
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import chain, repeat
 from typing import assert_never
 
 from sluice.core.batching import Batch, Batching
@@ -36,7 +37,7 @@ from sluice.core.events import (
 from sluice.core.lifecycle import SequenceState
 from sluice.core.request import EndReason, Phase, Request
 from sluice.core.roster import BatchingLimits
-from sluice.core.sequence import Generation, Sequence
+from sluice.core.sequence import Generation, Sequence, generation_of
 from sluice.core.step import Plan, Row, Sampled
 
 Effects = list[ReplicaEffect]
@@ -114,7 +115,7 @@ class Replica:
 
         Provided that no event but their results arrives and the runtime stops none of the rows.
         """
-        if self._running is None or any(g.ending for g in self._generations.values()):
+        if self._running is None or self._leaving:
             return 0
         batch = self._running[1]
         return 0 if batch.chunks else self._batching.decode_steps_max(batch.decodes)
@@ -145,13 +146,6 @@ class Replica:
     def _submit(self, request: Request, now_ns: int, effects: Effects) -> None:
         if request.id in self._generations:
             raise InternalError(f"request {request.id} was submitted twice")
-        generation = Generation(request, now_ns)
-        error = self._refusal(request)
-        if error:
-            reason = EndReason.FAILED if self._drain_ns is None else EndReason.SHUTDOWN
-            effects.append(self._ending(generation, reason, error, now_ns))
-            return
-        self._generations[request.id] = generation
         limits, prompt_tokens = self.limits, len(request.prompt)
         output_limit = min(
             request.output_tokens_max,
@@ -159,11 +153,14 @@ class Replica:
             limits.pool_tokens - prompt_tokens + 1,  # the last token sampled needs no cell
         )
         first = self._sequences_seen
+        generation = generation_of(request, now_ns, first, output_limit)
+        error = self._refusal(request)
+        if error:
+            reason = EndReason.FAILED if self._drain_ns is None else EndReason.SHUTDOWN
+            effects.append(self._ending(generation, reason, error, now_ns))
+            return
+        self._generations[request.id] = generation
         self._sequences_seen += request.choices
-        generation.sequences = tuple(
-            Sequence(generation, choice, first + choice, output_limit)
-            for choice in range(request.choices)
-        )
         for sequence in generation.sequences:
             self._batching.submit(sequence)
         if request.deadline_ns is not None:
@@ -231,7 +228,7 @@ class Replica:
         emitted: list[Sampled] = []
         ended: list[tuple[Sequence, EndReason]] = []
         tokens = iter(event.sampled)
-        for sequence, count in (*((s, 1) for s in batch.decodes), *batch.chunks):
+        for sequence, count in chain(zip(batch.decodes, repeat(1)), batch.chunks):
             sampled = next(tokens) if count == sequence.pending else None
             reason = self._credit(sequence, count, now_ns, sampled, emitted)
             if reason is not None:
@@ -267,13 +264,12 @@ class Replica:
         return EndReason.LENGTH if sequence.produced >= sequence.output_limit else None
 
     def _begin_decode(self, sequence: Sequence, now_ns: int) -> None:
-        generation, choice = sequence.generation, sequence.id.choice
+        generation = sequence.generation
         sequence.move(SequenceState.DECODE)
         generation.prompt_computed = True
-        if generation.first_token_ns[choice] is None:
-            generation.first_token_ns[choice] = now_ns
-        if generation.clock.phase is not Phase.DECODE:
-            generation.clock.enter(Phase.DECODE, now_ns)
+        if sequence.first_token_ns is None:
+            sequence.first_token_ns = now_ns
+        generation.clock.enter(Phase.DECODE, now_ns)
 
     def _step_failed(self, event: StepFailed, now_ns: int, effects: Effects) -> None:
         """End the requests at fault. The others keep their state: their rows are planned again."""

@@ -5,12 +5,18 @@ except a ``PrefixMemory``, by its own ``add``.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.core.admission import never_runs
 from sluice.core.events import ReplicaLimits, ReplicaScore
 from sluice.core.request import Request
+
+
+def block_chain(prompt: tuple[int, ...], block_size: int) -> tuple[int, ...]:
+    """One number for each full block of the prompt, which stands for all tokens up to its end."""
+    chain, ends = 0, range(block_size, len(prompt) + 1, block_size)
+    return tuple(chain := hash((chain, prompt[end - block_size : end])) for end in ends)
 
 
 class PrefixMemory:
@@ -20,34 +26,22 @@ class PrefixMemory:
     replica has blocks. An estimate: the replica's own prefix cache decides what is reused.
     """
 
-    def __init__(self, limits: ReplicaLimits) -> None:
-        self._block_size = limits.block_size
-        self._blocks_max = limits.blocks_total
-        self._chains: OrderedDict[int, None] = OrderedDict()
+    def __init__(self, blocks_max: int) -> None:
+        self._blocks_max = blocks_max
+        self._known: OrderedDict[int, None] = OrderedDict()
 
-    def cached_tokens(self, prompt: tuple[int, ...]) -> int:
-        """Length of the longest known prefix of ``prompt``."""
-        blocks = 0
-        for chain in self._chain(prompt):
-            if chain not in self._chains:
-                break
-            blocks += 1
-        return blocks * self._block_size
+    def cached_blocks(self, chain: tuple[int, ...]) -> int:
+        """Leading blocks of a prompt that are known."""
+        missing = (blocks for blocks, block in enumerate(chain) if block not in self._known)
+        return next(missing, len(chain))
 
-    def add(self, prompt: tuple[int, ...]) -> None:
-        """Note that ``prompt`` is computed on this replica."""
-        for chain in self._chain(prompt):
-            self._chains[chain] = None
-            self._chains.move_to_end(chain)
-        while len(self._chains) > self._blocks_max:
-            self._chains.popitem(last=False)
-
-    def _chain(self, prompt: tuple[int, ...]) -> Iterator[int]:
-        size = self._block_size
-        chain = 0
-        for start in range(0, len(prompt) - size + 1, size):
-            chain = hash((chain, prompt[start : start + size]))
-            yield chain
+    def add(self, chain: tuple[int, ...]) -> None:
+        """Note that a prompt is computed on this replica."""
+        for block in chain:
+            self._known[block] = None
+            self._known.move_to_end(block)
+        while len(self._known) > self._blocks_max:
+            self._known.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)

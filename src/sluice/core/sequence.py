@@ -4,6 +4,8 @@
 happens to them is decided in ``core/batching.py`` and ``core/replica.py``.
 """
 
+from dataclasses import dataclass, field
+
 from sluice.core.kv import BlockTable
 from sluice.core.lifecycle import SEQUENCE_MOVES, SequenceState, moved
 from sluice.core.request import EndReason, Phase, PhaseTimes, Request, SequenceId, Usage
@@ -31,6 +33,7 @@ class PhaseClock:
         return PhaseTimes(**{f"{phase}_ns": spent for phase, spent in self._spent_ns.items()})
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One choice: its known tokens, how many of them have KV, and where that is.
 
@@ -39,36 +42,19 @@ class Sequence:
     counts later sequences that went ahead of it while it did not fit.
     """
 
-    __slots__ = (
-        "computed",
-        "generation",
-        "id",
-        "number",
-        "order",
-        "output_limit",
-        "passed",
-        "preemptions",
-        "produced",
-        "state",
-        "table",
-        "tokens",
-    )
-
-    def __init__(
-        self, generation: "Generation", choice: int, number: int, output_limit: int
-    ) -> None:
-        self.id = SequenceId(generation.request.id, choice)
-        self.generation = generation
-        self.number = number
-        self.order: tuple[int, int, int] = (0, 0, number)
-        self.output_limit = output_limit
-        self.state = SequenceState.WAITING
-        self.tokens = list(generation.request.prompt)
-        self.computed = 0
-        self.produced = 0
-        self.passed = 0
-        self.preemptions = 0
-        self.table = BlockTable()
+    id: SequenceId
+    generation: "Generation"
+    number: int
+    output_limit: int
+    tokens: list[int]
+    state: SequenceState = SequenceState.WAITING
+    order: tuple[int, int, int] = (0, 0, 0)
+    computed: int = 0
+    produced: int = 0
+    passed: int = 0
+    preemptions: int = 0
+    first_token_ns: int | None = None
+    table: BlockTable = field(default_factory=BlockTable)
 
     def move(self, state: SequenceState) -> None:
         """Change the state; raises ``InternalError`` where the table forbids it."""
@@ -91,43 +77,30 @@ class Sequence:
         first tokens give no credit and early ones no debt, as mean TPOT is measured.
         """
         request = self.generation.request
-        first_ns = self.generation.first_token_ns[self.id.choice]
-        if first_ns is None:
+        if self.first_token_ns is None:
             return request.ttft_due_ns
         if request.tpot_ns is None:
             return None
-        return first_ns + self.produced * request.tpot_ns
+        return self.first_token_ns + self.produced * request.tpot_ns
 
 
+@dataclass(slots=True, eq=False)
 class Generation:
     """A request on this replica, from submission to its one ending.
 
     ``ending`` is set when it must end but a running step still holds some of its blocks.
+    ``reasons`` holds why choices ended, ``cached_tokens`` what the first one found in the prefix
+    cache when it became resident.
     """
 
-    __slots__ = (
-        "cached_tokens",
-        "clock",
-        "ending",
-        "first_token_ns",
-        "prompt_computed",
-        "reasons",
-        "request",
-        "sequences",
-        "submitted_ns",
-    )
-
-    def __init__(self, request: Request, submitted_ns: int) -> None:
-        self.request = request
-        self.submitted_ns = submitted_ns
-        self.clock = PhaseClock(request.arrived_ns)
-        self.clock.enter(Phase.QUEUE, submitted_ns)
-        self.sequences: tuple[Sequence, ...] = ()
-        self.first_token_ns: list[int | None] = [None] * request.choices
-        self.reasons: dict[int, EndReason] = {}
-        self.ending: tuple[EndReason, str] | None = None
-        self.prompt_computed = False
-        self.cached_tokens: int | None = None
+    request: Request
+    submitted_ns: int
+    clock: PhaseClock
+    sequences: tuple[Sequence, ...] = ()
+    reasons: dict[int, EndReason] = field(default_factory=dict)
+    ending: tuple[EndReason, str] | None = None
+    prompt_computed: bool = False
+    cached_tokens: int | None = None
 
     @property
     def preemptions(self) -> int:
@@ -141,3 +114,22 @@ class Generation:
             cached_tokens=self.cached_tokens or 0,
             completion_tokens=sum(sequence.produced for sequence in self.sequences),
         )
+
+
+def generation_of(
+    request: Request, submitted_ns: int, number: int, output_limit: int
+) -> Generation:
+    """A request that begins to wait; its choices are numbered from ``number``."""
+    generation = Generation(request, submitted_ns, PhaseClock(request.arrived_ns))
+    generation.clock.enter(Phase.QUEUE, submitted_ns)
+    generation.sequences = tuple(
+        Sequence(
+            SequenceId(request.id, choice),
+            generation,
+            number + choice,
+            output_limit,
+            list(request.prompt),
+        )
+        for choice in range(request.choices)
+    )
+    return generation

@@ -1,4 +1,4 @@
-"""Filtering and drawing from scaled logits: top-k, top-p, min-p and the inverse of the distribution.
+"""Filtering and drawing from scaled logits: min-p, top-k, top-p, inverse of the distribution.
 
 Decided here: how the filters are computed without sorting or looping over the vocabulary. Called by
 ``sampling`` only. What precedes (temperature, penalties) and the source of random numbers must not
@@ -31,7 +31,8 @@ _TOP_P_CANDIDATES = 128  # blocks asked for before top-p; enough for nearly all 
 def draw_unfiltered(scaled: Floats, uniforms: Doubles) -> Tokens:
     """Draw one token per row from softmax of the row, tokens in order of id.
 
-    ``scaled`` is rows by vocabulary; it is overwritten. ``uniforms`` holds a number in [0, 1) per row.
+    ``scaled`` is rows by vocabulary; it is overwritten. ``uniforms`` has a number in [0, 1) per
+    row.
     """
     weights = np.exp(scaled, out=scaled)
     sums = _blocks(weights, 0.0).sum(axis=2).astype(np.float64)
@@ -190,4 +191,5 @@ def _first_above(cumulative: Doubles, targets: Doubles) -> Tokens:
     """
     places = (cumulative <= targets[:, None]).sum(axis=1)
     last = (cumulative < cumulative[:, -1:]).sum(axis=1)
-    return np.minimum(places, last)
+    first: Tokens = np.minimum(places, last)
+    return first

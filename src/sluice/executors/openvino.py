@@ -2,12 +2,12 @@
 
 Decided here: how a plan becomes the inputs of a graph, and how much memory the KV pool takes. The
 replica's loop calls it from one thread. Which rows a step has, which blocks they own and when a
-sequence ends must not be decided here; how the graph is made is in ``openvino_graph``, how tokens are
-chosen in ``sampling``.
+sequence ends must not be decided here; how the graph is made is in ``openvino_graph``, how tokens
+are chosen in ``sampling``.
 
 ``numerics="fast"`` lets a row's result depend on what else is in the step, as kernels are chosen by
-size and activations are quantised. ``"exact"`` computes in float32 with float32 KV: greedy output is
-the same alone, in any batch and with the prompt in any chunks.
+size and activations are quantised. ``"exact"`` computes in float32 with float32 KV: greedy output
+is the same alone, in any batch and with the prompt in any chunks.
 """
 
 import time
@@ -20,9 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
-import psutil
 
-from sluice.core.errors import MemoryShort
 from sluice.core.events import ReplicaLimits
 from sluice.core.request import SequenceId
 from sluice.core.sampling import SampledLogprobs, Sampling
@@ -35,6 +33,12 @@ from sluice.executors.openvino_graph import (
     StepGraph,
     compile_step_graph,
 )
+from sluice.executors.openvino_memory import (
+    KvDemand,
+    check_load_memory,
+    free_memory_bytes,
+    size_kv_pool,
+)
 from sluice.executors.sampling import (
     NoTokenLeft,
     SequenceSampling,
@@ -42,21 +46,14 @@ from sluice.executors.sampling import (
     open_sampling,
 )
 
-# Share of free memory that a pool sized by us may take: the rest is for the step's intermediate
-# results, the page cache and the neighbours.
-_POOL_SHARE = 0.5
-
-# Compiling holds the weights about three times: as read, as rewritten and as packed for the kernels.
-_LOAD_FACTOR = 3
-
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """What one embedded replica is made of.
 
     ``folder`` holds OpenVINO IR. ``context_tokens_max`` bounds prompt plus output of one sequence.
-    ``kv_bytes`` is the size of the KV pool; ``None`` sizes it for ``sequences_max`` full contexts, or
-    half of the free memory if that is less. ``threads`` is ``None`` for all physical cores.
+    ``kv_bytes`` is the size of the KV pool; ``None`` sizes it for ``sequences_max`` full contexts,
+    or half of the free memory if that is less. ``threads`` is ``None`` for all physical cores.
     """
 
     folder: Path
@@ -65,41 +62,6 @@ class EngineSettings:
     kv_bytes: int | None = None
     sequences_max: int = 32
     threads: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KvSize:
-    """A KV pool: bytes of one block over all layers, and how many blocks."""
-
-    block_bytes: int
-    blocks_total: int
-
-    @property
-    def pool_bytes(self) -> int:
-        """Bytes of the whole pool."""
-        return self.block_bytes * self.blocks_total
-
-
-def size_kv_pool(settings: EngineSettings, block_bytes: int, free_bytes: int) -> KvSize:
-    """Decide the number of blocks, before anything is allocated.
-
-    Raises ``MemoryShort``, with the numbers, when the pool asked for exceeds ``free_bytes`` or cannot
-    hold one block.
-    """
-    blocks_per_sequence = -(-settings.context_tokens_max // BLOCK_SIZE)
-    wanted_bytes = settings.sequences_max * blocks_per_sequence * block_bytes
-    if settings.kv_bytes is None:
-        pool_bytes = min(wanted_bytes, int(free_bytes * _POOL_SHARE))
-    else:
-        pool_bytes = settings.kv_bytes
-    size = KvSize(block_bytes, pool_bytes // block_bytes)
-    if size.blocks_total < 1 or size.pool_bytes > free_bytes:
-        raise MemoryShort(
-            f"a KV pool of {pool_bytes} bytes ({size.blocks_total} blocks of {block_bytes} bytes, "
-            f"{BLOCK_SIZE} tokens each) does not fit: {free_bytes} bytes are free; lower kv_bytes, "
-            f"context_tokens_max or sequences_max"
-        )
-    return size
 
 
 class OpenVinoExecutor:
@@ -115,11 +77,18 @@ class OpenVinoExecutor:
         self._sequences: dict[SequenceId, SequenceSampling] = {}
 
     def load(self) -> ReplicaLimits:
-        """Compile the model, allocate the pool, and compute one step so that the first is not slow."""
+        """Compile the model, allocate the pool and warm the kernels up; see ``StepExecutor``."""
         settings = self._settings
-        _check_load_memory(settings.folder)
+        check_load_memory(settings.folder / "openvino_model.bin", free_memory_bytes())
         graph = compile_step_graph(settings.folder, settings.numerics, settings.threads)
-        size = size_kv_pool(settings, graph.block_bytes, free_memory_bytes())
+        demand = KvDemand(
+            block_bytes=graph.block_bytes,
+            block_size=BLOCK_SIZE,
+            context_tokens_max=settings.context_tokens_max,
+            sequences_max=settings.sequences_max,
+            kv_bytes=settings.kv_bytes,
+        )
+        size = size_kv_pool(demand, free_memory_bytes())
         self._kv = {
             name: ov.Tensor(graph.cache_types[name], ov.Shape([size.blocks_total, *shape]))
             for name, shape in graph.cache_shapes.items()
@@ -156,7 +125,7 @@ class OpenVinoExecutor:
         self._sequences.pop(sequence, None)
 
     def run(self, plan: Plan) -> Outcome:
-        """Compute a plan. Raises ``StepError``; nothing but KV cells of the plan has changed then."""
+        """Compute a plan. When it raises ``StepError``, only KV cells of the plan have changed."""
         start_ns = time.monotonic_ns()
         assert self._inputs is not None, "run before load"
         sampling_rows = [row for row in plan.rows if row.sample]
@@ -284,19 +253,3 @@ class _StepInputs:
         tensor = self._tensors[name]
         tensor.shape = [values.size]
         tensor.data[:] = values
-
-
-def free_memory_bytes() -> int:
-    """Return the memory that can be allocated without swapping."""
-    return int(psutil.virtual_memory().available)
-
-
-def _check_load_memory(folder: Path) -> None:
-    weights = folder / "openvino_model.bin"
-    needed = _LOAD_FACTOR * weights.stat().st_size if weights.is_file() else 0
-    free = free_memory_bytes()
-    if needed > free:
-        raise MemoryShort(
-            f"loading {folder.name} takes about {needed} bytes and {free} are free; "
-            f"choose a smaller model or free memory"
-        )

@@ -1,7 +1,8 @@
 """Making OpenVINO IR of a GGUF file, in a process of its own.
 
-Decided here: where a conversion happens and when its result may be seen. Called by ``wiring`` before
-replicas start, in a process that must stay small: neither OpenVINO nor numpy may be imported here.
+Decided here: where a conversion happens and when its result may be seen. Called by ``wiring``
+before replicas start, in a process that must stay small: neither OpenVINO nor numpy may be imported
+here.
 The conversion itself is in ``openvino_convert``, which the child process runs, so that its memory
 and its crashes end with it. Caching by content and the tokenizer side of a model folder are in
 ``runtime/prepare``.
@@ -28,9 +29,9 @@ _ERROR_LINES_MAX = 8
 def prepare_ir(source: Path, out_dir: Path, progress: Callable[[str], None]) -> None:
     """Write the IR of the GGUF file ``source`` into the folder ``out_dir``.
 
-    Files appear whole, ``openvino_model.xml`` last, so a folder that has it is complete. ``progress``
-    is told in words what is being done. Raises ``ModelLoadError`` with the converter's words when it
-    fails, is killed or does not end.
+    Files appear whole, ``openvino_model.xml`` last, so a folder that has it is complete.
+    ``progress`` is told in words what is being done. Raises ``ModelLoadError`` with the converter's
+    words when it fails, is killed or does not end.
     """
     if not source.is_file():
         raise ModelLoadError(f"{source} does not exist; give a GGUF file")

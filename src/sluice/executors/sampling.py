@@ -1,13 +1,13 @@
 """Choosing tokens from logits, for all sampling rows of a step at once.
 
-Decided here: the order of the steps between logits and token, how ties break, and where a sequence's
-random numbers come from. An executor that computes logits calls ``choose_tokens``; text, grammars
-(beyond applying the mask they give) and stop conditions must not live here.
+Decided here: the order of the steps between logits and token, how ties break, and where a
+sequence's random numbers come from. An executor that computes logits calls ``choose_tokens``; text,
+grammars (beyond applying the mask they give) and stop conditions must not live here.
 
 Order per row: log-probabilities are read from the untouched logits; then mask, bias, repetition,
-presence and frequency penalties; then, unless greedy, temperature, min-p, top-k, top-p, draw. Tokens
-rank by (logit, lower id first), so that exactly k tokens survive top-k and greedy ties go to the
-lower id.
+presence and frequency penalties; then, unless greedy, temperature, min-p, top-k, top-p, draw.
+Tokens rank by (logit, lower id first), so that exactly k tokens survive top-k and greedy ties go to
+the lower id.
 
 A sequence's n-th token uses the n-th number of a stream keyed by its seed and choice, so that batch
 mates, preemption and the order of steps cannot change what it draws.

@@ -77,13 +77,16 @@ class SimulatedExecutor:
 
     def run(self, plan: Plan) -> Outcome:
         """See ``StepExecutor``."""
+        sampled = []
         for row in plan.rows:
             cells = row.past_tokens + len(row.tokens)
             if len(row.blocks) * self._limits.block_size < cells:
                 blocks = len(row.blocks)
                 raise StepError(f"{blocks} blocks cannot hold {cells} tokens", (row.sequence,))
-        sampled = tuple(Sampled(row.sequence, self._token(row)) for row in plan.rows if row.sample)
-        return Outcome(sampled, int(self._coefficients.predict_ns(load_of(plan))))
+            script = self._script(row)
+            if row.sample:
+                sampled.append(Sampled(row.sequence, self._token(script, cells)))
+        return Outcome(tuple(sampled), int(self._coefficients.predict_ns(load_of(plan))))
 
     def foresee(self, plan: Plan, steps: int) -> Stretch:
         """What up to ``steps`` steps of a decode-only plan give; fewer if a sequence stops."""
@@ -113,9 +116,7 @@ class SimulatedExecutor:
             raise StepError(f"sequence {row.sequence} is not open", (row.sequence,))
         return script
 
-    def _token(self, row: Row) -> int:
-        script = self._script(row)
-        position = row.past_tokens + len(row.tokens)
+    def _token(self, script: _Script, position: int) -> int:
         if script.length is not None and position + 1 - script.prompt_tokens >= script.length:
             return self._end_token
         return 1 + (script.start + position) % (self._vocab_size - 1)
@@ -123,10 +124,10 @@ class SimulatedExecutor:
 
 def load_of(plan: Plan) -> Load:
     """What is in a plan, in the terms of the cost model."""
-    load = Load()
-    for row in plan.rows:
-        if len(row.tokens) == 1 and row.sample:
-            load = load.with_decode(row.past_tokens)
-        else:
-            load = load.with_chunk(row.past_tokens, len(row.tokens))
+    chunks = [row for row in plan.rows if len(row.tokens) > 1 or not row.sample]
+    rows = len(plan.rows) - len(chunks)
+    contexts = sum(row.past_tokens + 1 for row in plan.rows if len(row.tokens) == 1 and row.sample)
+    load = Load(rows, rows, contexts)
+    for row in chunks:
+        load = load.with_chunk(row.past_tokens, len(row.tokens))
     return load

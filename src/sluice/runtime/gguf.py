@@ -129,9 +129,6 @@ class _Reader:
         return self._unpack("<" + self._scalar(kind))[0]
 
     def _array(self, kind: int, count: int) -> list[Any]:
-        # Each element takes at least one byte, so a count beyond the file is damage.
-        if count > self._size:
-            raise self._damaged(f"an array of {count} elements")
         if kind == _STRING:
             return [self._string() for _ in range(count)]
         if kind == _ARRAY:

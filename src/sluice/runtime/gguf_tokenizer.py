@@ -77,8 +77,7 @@ _SPLITS = {
 
 
 def gguf_facts(gguf: Gguf, source_sha256: str) -> ModelFacts:
-    """What the file states about the model; raises ``ModelLoadError`` where needed facts are
-    missing."""
+    """What the file states about the model; ``ModelLoadError`` where needed facts are missing."""
     architecture = gguf.text("general.architecture")
     if architecture is None:
         raise ModelLoadError(f"{gguf.path} does not name its architecture (general.architecture)")
@@ -95,7 +94,9 @@ def gguf_facts(gguf: Gguf, source_sha256: str) -> ModelFacts:
         if kind == _CONTROL and tokens[i] in _END_OF_TURN
     ]
     ends = tuple(dict.fromkeys([*(i for i in named if i is not None), *turn]))
-    sentencepiece = gguf.text("tokenizer.ggml.model") == "llama"
+    split = _SPLITS.get(gguf.text("tokenizer.ggml.pre") or "", _GPT2)
+    # Files leave the flag out where it is the rule of their kind of tokenizer.
+    usual = gguf.text("tokenizer.ggml.model") == "llama" or split.whole_words_first
     return ModelFacts(
         name=gguf.text("general.name") or gguf.path.stem,
         architecture=architecture,
@@ -106,8 +107,7 @@ def gguf_facts(gguf: Gguf, source_sha256: str) -> ModelFacts:
         end_tokens=ends,
         bos_text="" if bos is None else tokens[bos],
         eos_text="" if eos is None else tokens[eos],
-        add_bos=bos is not None
-        and bool(gguf.values.get("tokenizer.ggml.add_bos_token", sentencepiece)),
+        add_bos=bos is not None and bool(gguf.values.get("tokenizer.ggml.add_bos_token", usual)),
         chat_template=gguf.text("tokenizer.chat_template"),
         chat_template_tools=gguf.text("tokenizer.chat_template.tool_use"),
         source_sha256=source_sha256,
@@ -178,9 +178,8 @@ def _byte_level_step(*, use_regex: bool) -> JsonDict:
 
 
 def _merge_pair(merge: str) -> tuple[str, str]:
-    # The left part may itself begin with a space, so the separator is looked for after it.
-    at = merge.find(" ", 1)
-    return merge[:at], merge[at + 1 :]
+    left, _, right = merge.partition(" ")
+    return left, right
 
 
 def _sentencepiece(gguf: Gguf) -> JsonDict:
@@ -215,8 +214,7 @@ def _sentencepiece(gguf: Gguf) -> JsonDict:
 
 
 def _merges_of_scores(tokens: list[str], scores: list[float], types: list[int]) -> list[list[str]]:
-    """Merges in the order SentencePiece applies them: a pair merges when its result has the best
-    score."""
+    """Merges in the order of SentencePiece: the pair whose result has the best score."""
     ids = {t: i for i, t in enumerate(tokens) if types[i] in (_NORMAL, _USER_DEFINED)}
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, i in ids.items():

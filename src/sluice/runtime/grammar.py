@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SCHEMA_BYTES_MAX = 64 * 1024
 # Opened grammars kept, so that requests with the same schema do not compile it again.
 OPENED_MAX = 16
+# Calls in one answer where calls are demanded: a small model would repeat them without end.
+CALLS_MAX = 8
 # Models that may print endless white space between tokens of JSON do so.
 _OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": r"[ \n\r\t]{1,24}"}
 
@@ -78,7 +80,11 @@ def tool_grammar(
                 f"tool_choice names {prompt.tool_choice!r}, which is not in tools",
                 param="tool_choice",
             )
-    schema = _schema_text(_call_schema(functions, tool_format.arguments_key), "tools")
+    try:
+        calls = _call_schema(functions, tool_format.arguments_key)
+    except RecursionError as error:
+        raise _refused("parameters are nested too deeply", "tools") from error
+    schema = _schema_text(calls, "tools")
     options = json.dumps({"x-guidance": _OPTIONS})[1:-1]
     call = "%json " + "{" + options + ", " + schema[1:]
     begin, end = json.dumps(tool_format.begin), json.dumps(tool_format.end)
@@ -87,9 +93,9 @@ def tool_grammar(
     several = prompt.tool_choice == "required"
     if tool_format.kind == "hermes":
         one = f'{begin} "\\n" call "\\n" {end}'
-        start = f'{one} ("\\n" {one})*' if several else one
+        start = f'{one} ("\\n" {one}){{0,{CALLS_MAX - 1}}}' if several else one
     elif tool_format.kind == "mistral":
-        more = '("," " "? call)*' if several else ""
+        more = f'("," " "? call){{0,{CALLS_MAX - 1}}}' if several else ""
         start = f'{begin} "[" call {more} "]"'
     else:
         start = "call"
@@ -197,8 +203,7 @@ def _first_line(message: str) -> str:
 
 
 def _call_schema(functions: list[Mapping[str, Any]], arguments_key: str) -> dict[str, Any]:
-    """One call of any of the functions. Their schemas move under ``$defs``, and so do
-    references."""
+    """One call of any of the functions; their schemas and references move under ``$defs``."""
     definitions: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for i, function in enumerate(functions):

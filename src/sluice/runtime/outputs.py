@@ -25,7 +25,12 @@ class TextOutputs:
         """Start one sequence. Raises ``InvalidRequest`` for a grammar that cannot be followed."""
         opened = None if grammar is None else self._grammars.open(grammar)
         ends = self._tokenizer.facts.end_tokens
-        return SequenceOutput(choice, self._table, ends, rules, opened), opened
+        output = SequenceOutput(choice, self._table, ends, rules, opened)
+        return output, output.mask
+
+    def warm_up(self) -> None:
+        """Make what the first request for a format would otherwise wait for."""
+        _ = self._grammars
 
     @cached_property
     def _grammars(self) -> GrammarOpener:

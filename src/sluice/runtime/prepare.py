@@ -49,14 +49,13 @@ def prepare_model(source: Path, cache: Path, write_graph: WriteGraph, progress: 
         return read_model_folder(source).path
     if not source.is_file():
         raise ModelLoadError(f"{source} does not exist; give a GGUF file or a model folder")
-    gguf = read_gguf(source)
-    if (gguf.number("split.count") or 1) > 1:
-        raise ModelLoadError(f"{source} is one part of a split GGUF; join the parts into one file")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         sha256 = _source_sha256(source, cache, progress)
         folder = cache / f"{sha256[:32]}-v{_FOLDER_VERSION}"
         if not folder.is_dir():
+            # Only now, since reading a vocabulary takes time and memory.
+            gguf = _whole_gguf(source)
             with _lock(folder.with_suffix(".lock"), progress):
                 if not folder.is_dir():
                     progress(f"converting {source.name}; this is done once")
@@ -64,6 +63,19 @@ def prepare_model(source: Path, cache: Path, write_graph: WriteGraph, progress: 
     except OSError as error:
         raise ModelLoadError(f"the model cache {cache} cannot be used: {error}") from error
     return read_model_folder(folder).path
+
+
+def remove_prepared(source: Path, cache: Path) -> int:
+    """Delete what was made of the file ``source``; returns the bytes freed."""
+    if not cache.is_dir():
+        return 0
+    sha256 = _source_sha256(source, cache, lambda _: None)
+    freed_bytes = 0
+    for folder in cache.glob(f"{sha256[:32]}-v*/"):
+        with _lock(folder.with_suffix(".lock"), lambda _: None):
+            freed_bytes += sum(file.stat().st_size for file in folder.iterdir())
+            shutil.rmtree(folder)
+    return freed_bytes
 
 
 def write_text_side(gguf: Gguf, source_sha256: str, folder: Path) -> ModelFacts:
@@ -75,6 +87,13 @@ def write_text_side(gguf: Gguf, source_sha256: str, folder: Path) -> ModelFacts:
     (folder / TOKENIZER_FILE).write_bytes(msgspec.json.encode(tokenizer_json(gguf)))
     write_facts(facts, folder)
     return facts
+
+
+def _whole_gguf(source: Path) -> Gguf:
+    gguf = read_gguf(source)
+    if (gguf.number("split.count") or 1) > 1:
+        raise ModelLoadError(f"{source} is one part of a split GGUF; join the parts into one file")
+    return gguf
 
 
 def _make(gguf: Gguf, sha256: str, folder: Path, write_graph: WriteGraph) -> None:

@@ -7,7 +7,8 @@ next plan knows it.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol, assert_never
 
 from sluice.core.events import (
@@ -28,7 +29,7 @@ from sluice.core.events import (
     Woken,
 )
 from sluice.core.replica import Replica
-from sluice.core.request import EndReason, SequenceId
+from sluice.core.request import EndReason, PhaseTimes, SequenceId, Usage
 from sluice.core.sampling import SampledLogprobs
 from sluice.core.step import Plan, Sampled
 from sluice.executors.base import StepError, StepExecutor, TokenMask
@@ -151,15 +152,15 @@ class ReplicaDriver:
     def _submit(self, message: Submit) -> None:
         request = message.request
         self._choices[request.id] = request.choices
-        try:
+        with self._alone(request.id):
             for choice in range(request.choices):
                 self._open_sequence(message, SequenceId(request.id, choice))
-        except Exception as error:  # noqa: BLE001 - boundary: one request
-            _log.exception("request %s could not be set up", request.id)
-            self._broken[request.id] = f"the request could not be set up: {error}"
-        self._handle(Submitted(request))
         if request.id in self._broken:
-            self._handle(Cancelled(request.id))
+            life_ns = self._clock() - request.arrived_ns
+            phases = PhaseTimes(queue_ns=life_ns)
+            self._end(End(request.id, EndReason.FAILED, Usage(0, 0, 0), phases, preemptions=0))
+        else:
+            self._handle(Submitted(request))
 
     def _open_sequence(self, message: Submit, sequence: SequenceId) -> None:
         output, mask = self._outputs.open(sequence.choice, message.rules, message.grammar)
@@ -192,16 +193,22 @@ class ReplicaDriver:
             if output is None:
                 looked.append(token)
                 continue
-            try:
+            stop = None
+            with self._alone(token.sequence.request_id):
                 delta, stop = output.push(token.token, logprobs.get(token.sequence))
-            except Exception as error:  # noqa: BLE001 - boundary: one request
-                _log.exception("output of %s failed", token.sequence.request_id)
-                self._broken[token.sequence.request_id] = f"the output failed: {error}"
-                delta, stop = None, None
-            if delta is not None:
-                self._certain[token.sequence] = delta
+                if delta is not None:
+                    self._certain[token.sequence] = delta
             looked.append(token if stop is None else Sampled(token.sequence, token.token, stop))
         return tuple(looked)
+
+    @contextmanager
+    def _alone(self, request_id: str) -> Iterator[None]:
+        """Let what goes wrong with one request's text end that request and no other."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - boundary: one request
+            _log.exception("the text side of request %s failed", request_id)
+            self._broken[request_id] = f"the text side of the request failed: {error}"
 
     def _handle(self, event: ReplicaEvent) -> None:
         now_ns = self._clock()
@@ -244,9 +251,10 @@ class ReplicaDriver:
         self._executor.end_sequence(sequence)
         self._certain.pop(sequence, None)
         if output is not None and effect.reason in (EndReason.STOP, EndReason.LENGTH):
-            rest = output.finish()
-            if rest is not None:
-                self._outgoing.append(Text(sequence.request_id, rest))
+            with self._alone(sequence.request_id):
+                rest = output.finish()
+                if rest is not None:
+                    self._outgoing.append(Text(sequence.request_id, rest))
         self._outgoing.append(ChoiceDone(sequence.request_id, sequence.choice, effect.reason))
 
     def _end(self, effect: End) -> None:

@@ -54,7 +54,7 @@ def replay(entries: Iterable[Entry]) -> Replayed:
         if expected:
             break
         if isinstance(value, ReplicaStart):
-            replica = Replica(value.limits, LinearCostModel.from_state(value.cost))
+            replica = Replica(value.limits, LinearCostModel(value.cost.seed, value.cost))
             continue
         if replica is None:
             raise ValueError("the recording does not begin with the start of its replica")

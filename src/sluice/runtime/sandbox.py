@@ -1,14 +1,15 @@
 """A Jinja environment in which a template cannot change its input, reach Python, or run away.
 
-Decides what a chat template may use and how much. Every round of a loop, macro call and function
-call is a step; every text printed, captured, joined, multiplied or formatted is counted in
-characters. Both have a limit per rendering, and exceeding one raises ``SecurityError``. The limits
-stop templates that multiply work or text; they are no wall against a template written to exhaust
-memory by nesting values, so that a template stays what it is: code that came with the model.
+Decides what a chat template may use and how much. Each round of a loop, macro call and function
+call is a step; characters of each text that is made or printed are counted, and values of each
+container that is. These and the time have a limit per rendering, and exceeding one raises
+``SecurityError``. A template is still code that came with a model: one written for the purpose can
+find a filter that takes memory before its result is counted.
 """
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,8 +24,13 @@ from jinja2.visitor import NodeTransformer
 
 # A thousand messages with a hundred rounds each; that many rounds take a few tenths of a second.
 STEPS_MAX = 100_000
-# Above the largest request body, so that only a template that multiplies text meets it.
-CHARS_MAX = 32 * 1024 * 1024
+# One text of the size of three request bodies. A template that joins long content with ``+`` makes
+# it several times, hence the higher limit for all texts together.
+TEXT_CHARS_MAX = 32 * 1024 * 1024
+CHARS_MAX = 128 * 1024 * 1024
+VALUES_MAX = 500_000
+# Looked at with each step; what can happen between two takes some tens of milliseconds.
+RENDER_S_MAX = 5.0
 # Widths, counts and powers that templates write; nobody indents further.
 NUMBER_MAX = 10_000
 
@@ -36,21 +42,50 @@ _PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 class BoundedContext(Context):
     """Variables of one rendering, and what it has used up."""
 
+    environment: "BoundedEnvironment"
     steps = 0
     chars = 0
+    values_made = 0
+    ends_at_s: float | None = None
 
     def step(self, chars: int = 0) -> None:
         """Count a step, and the characters it prints."""
         self.steps += 1
         if self.steps > STEPS_MAX:
             raise SecurityError(f"the chat template runs for more than {STEPS_MAX} steps")
-        self.count(chars)
+        now_s = self.environment.clock_s()
+        if self.ends_at_s is None:
+            self.ends_at_s = now_s + RENDER_S_MAX
+        if now_s > self.ends_at_s:
+            raise SecurityError(f"the chat template runs for more than {RENDER_S_MAX:.0f} s")
+        self.count_chars(chars)
 
-    def count(self, chars: int) -> None:
-        """Count characters that are about to be made."""
+    def count_chars(self, chars: int) -> None:
+        """Count characters that are made."""
         self.chars += chars
         if self.chars > CHARS_MAX:
-            raise SecurityError(f"the chat template makes more than {CHARS_MAX} characters of text")
+            raise _too_long(CHARS_MAX)
+
+    def count(self, value: Any) -> None:
+        """Count a value that was made: a text, or all that a container holds.
+
+        What a container holds twice counts twice, as it would when it is written out.
+        """
+        if isinstance(value, str):
+            self.count_chars(len(value))
+            return
+        pending = [value]
+        while pending:
+            item = pending.pop()
+            self.values_made += 1
+            if self.values_made + len(pending) > VALUES_MAX:
+                raise SecurityError(f"the chat template makes more than {VALUES_MAX} values")
+            if isinstance(item, dict):
+                pending.extend(item.values())
+            elif isinstance(item, (list, tuple)):
+                pending.extend(item)
+            elif isinstance(item, range):
+                self.values_made += len(item)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -59,13 +94,20 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     context_class = BoundedContext
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
-    def __init__(self, functions: dict[str, Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        functions: dict[str, Callable[..., Any]],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_GenerationMark, loopcontrols],
             finalize=_count_output,
         )
+        self.clock_s = clock_s
+        # Makes any amount of text of its own.
+        del self.globals["lipsum"]
         self.globals.update(functions)
         self.filters["tojson"] = _to_json
         for name in ("center", "indent", "wordwrap", "batch", "slice", "truncate"):
@@ -84,21 +126,22 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Call a function, method or macro of a template, which counts as a step."""
         assert isinstance(context, BoundedContext)
         method = getattr(called, "__name__", "")
-        text = getattr(called, "__self__", None)
+        # Jinja wraps `str.format`.
+        text = getattr(getattr(called, "__wrapped__", called), "__self__", None)
         if text is self:  # `step` and `joined`, put there by _Counting
             return called(*args)
         context.step()
         if isinstance(text, str):
             _check_method(text, method, args)
         result = super().call(context, called, *args, **kwargs)
-        context.count(_size(result))
+        context.count(result)
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _check_operands(operator, left, right)
         result = super().call_binop(context, operator, left, right)
         assert isinstance(context, BoundedContext)
-        context.count(_size(result))
+        context.count(result)
         return result
 
     def step(self, context: BoundedContext, chars: int) -> None:
@@ -107,14 +150,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def joined(self, context: BoundedContext, *parts: Any) -> str:
         """The ``~`` operator; called by compiled templates."""
-        context.count(_size(parts))
+        context.count(parts)
         texts = [str(part) for part in parts]
-        context.count(sum(map(len, texts)))
+        context.count_chars(sum(map(len, texts)))
         return "".join(texts)
 
     def made(self, context: BoundedContext, value: Any) -> Any:
         """A list, tuple or mapping that a template writes; called by compiled templates."""
-        context.count(_size(value))
+        context.count(value)
         return value
 
 
@@ -175,31 +218,12 @@ class _GenerationMark(Extension):
 
 @pass_context
 def _count_output(context: BoundedContext, value: Any) -> Any:
-    context.count(_size(value))
-    text = value if isinstance(value, str) else str(value)
-    context.count(len(text))
-    return text
-
-
-def _size(value: Any) -> int:
-    """Characters of a text, or values in all that a container holds, shared ones each time.
-
-    Raises ``SecurityError`` beyond ``CHARS_MAX``, so that nothing is written out whose parts share
-    parts that share parts.
-    """
+    context.count(value)
     if isinstance(value, str):
-        return len(value)
-    size = 0
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        size += 1
-        _check_size(size + len(pending))
-        if isinstance(item, dict):
-            pending.extend(item.values())
-        elif isinstance(item, (list, tuple)):
-            pending.extend(item)
-    return size
+        return value
+    text = str(value)
+    context.count_chars(len(text))
+    return text
 
 
 def _check_method(text: str, method: str, args: tuple[Any, ...]) -> None:
@@ -246,8 +270,12 @@ def _check_format(text: str) -> None:
 
 
 def _check_size(chars: int) -> None:
-    if chars > CHARS_MAX:
-        raise SecurityError(f"the chat template makes more than {CHARS_MAX} characters of text")
+    if chars > TEXT_CHARS_MAX:
+        raise _too_long(TEXT_CHARS_MAX)
+
+
+def _too_long(limit: int) -> SecurityError:
+    return SecurityError(f"the chat template makes more than {limit} characters of text")
 
 
 def _with_small_numbers(filter_: Callable[..., Any]) -> Callable[..., Any]:

@@ -62,8 +62,7 @@ class ChatTemplate:
         return self._takes_tools
 
     def render(self, prompt: ChatPrompt) -> str:
-        """The prompt as text; raises ``InvalidRequest`` where the template or the messages do not
-        fit."""
+        """The prompt as text; ``InvalidRequest`` where template and messages do not fit."""
         if self._facts.chat_template is None:
             raise InvalidRequest(
                 f"the model {self._facts.name} has no chat template; send the prompt as text to"
@@ -77,7 +76,18 @@ class ChatTemplate:
                 param="chat_template_kwargs",
             )
         tools = list(prompt.tools) if prompt.tools and prompt.tool_choice != "none" else None
-        variables: dict[str, Any] = {
+        template = self._tools if tools else self._plain
+        try:
+            return template.render(self._variables(prompt, tools))
+        except _TEMPLATE_FAULTS as error:
+            detail = str(error) or type(error).__name__
+            raise InvalidRequest(
+                f"the chat template of {self._facts.name} refuses these messages: {detail}",
+                param="messages",
+            ) from error
+
+    def _variables(self, prompt: ChatPrompt, tools: list[JsonObject] | None) -> dict[str, Any]:
+        return {
             "add_generation_prompt": True,
             "documents": None,
             "bos_token": self._facts.bos_text,
@@ -86,15 +96,6 @@ class ChatTemplate:
             "messages": self._messages(prompt.messages, tools),
             "tools": tools,
         }
-        template = self._tools if tools else self._plain
-        try:
-            return template.render(variables)
-        except _TEMPLATE_FAULTS as error:
-            detail = str(error) or type(error).__name__
-            raise InvalidRequest(
-                f"the chat template of {self._facts.name} refuses these messages: {detail}",
-                param="messages",
-            ) from error
 
     def _messages(
         self, messages: Sequence[JsonObject], tools: list[JsonObject] | None
@@ -167,7 +168,7 @@ def _tool_call(at: int, call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequest(
                 f"messages[{at}].tool_calls: arguments of {function['name']} are not JSON: {error}",
                 param="messages",

@@ -89,8 +89,7 @@ class Tokenizer:
 
     @cached_property
     def table(self) -> TokenTable:
-        """The bytes of each token id, made when first asked for; ids beyond the vocabulary have
-        none."""
+        """The bytes of each token id; those that only pad the model's logits have none."""
         bytes_of = _byte_level_bytes if self._byte_level else _sentencepiece_bytes
         raw: list[bytes] = []
         for token in range(max(self.vocab_size, self._facts.vocab_size)):
@@ -127,8 +126,7 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        """A copy that takes special tokens as text; made when first needed, since it costs
-        memory."""
+        """A copy that takes special tokens as text, made when needed: it takes as much memory."""
         plain = tokenizers.Tokenizer.from_str(self._rust.to_str())
         plain.encode_special_tokens = True
         return plain
@@ -166,8 +164,7 @@ def _steps(part: Any, key: str) -> list[dict[str, Any]]:
 
 
 def _shrink(normalizer: dict[str, Any]) -> int | None:
-    """How much shorter a normaliser can make a text, as a divisor; ``None`` where there is no
-    limit."""
+    """By what factor a normaliser can shorten a text at most, ``None`` for no limit."""
     match normalizer:
         case {"type": "NFC"}:
             return _NFC_SHRINK

@@ -7,6 +7,7 @@ a row will give (``Foreseeing``), they are taken at once, as far as no other eve
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappop, heappush
 from typing import Protocol, assert_never, runtime_checkable
 
@@ -55,12 +56,16 @@ def ignore(
 
 @dataclass(slots=True)
 class _Seat:
-    """One replica in the driver. ``wakes`` counts wishes: only the latest one is fulfilled."""
+    """One replica in the driver. ``wakes`` counts wishes: only the latest one is fulfilled.
+
+    Once it is not ``present`` nothing more happens to it.
+    """
 
     id: str
     replica: Replica
     executor: StepExecutor
     foreseeing: Foreseeing | None
+    present: bool = True
     wakes: int = 0
     choices: dict[str, int] = field(default_factory=dict)
 
@@ -88,7 +93,7 @@ class VirtualDriver:
         self._observe = observe
         self._stretch_steps_max = stretch_steps_max
         self._seats: dict[str, _Seat] = {}
-        self._heap: list[tuple[int, int, _Seat, ReplicaEvent, int | None]] = []
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._pushed = 0
         self._sampling: dict[str, Sampling] = {}
 
@@ -97,9 +102,18 @@ class VirtualDriver:
         foreseeing = executor if isinstance(executor, Foreseeing) else None
         self._seats[replica_id] = _Seat(replica_id, replica, executor, foreseeing)
 
+    def remove(self, replica_id: str) -> None:
+        """Take a replica away, as if its process had ended: what it was doing never happens."""
+        self._seats.pop(replica_id).present = False
+
     def at(self, at_ns: int, replica_id: str, event: ReplicaEvent) -> None:
         """Let an event happen."""
-        self._push(at_ns, self._seats[replica_id], event, None)
+        self.call_at(at_ns, partial(self._handle, self._seats[replica_id], event))
+
+    def call_at(self, at_ns: int, action: Callable[[], None]) -> None:
+        """Let something else happen, in order with the events."""
+        self._pushed += 1
+        heappush(self._heap, (at_ns, self._pushed, action))
 
     def submit(
         self, at_ns: int, replica_id: str, request: Request, sampling: Sampling = GREEDY
@@ -111,16 +125,16 @@ class VirtualDriver:
     def run(self, until_ns: int | None = None) -> None:
         """Let everything happen that is due, up to and including ``until_ns``."""
         while self._heap and (until_ns is None or self._heap[0][0] <= until_ns):
-            self.now_ns, _, seat, event, wake = heappop(self._heap)
-            if wake is not None and wake != seat.wakes:
-                continue  # a later wish replaced this one
-            self._handle(seat, event)
+            self.now_ns, _, action = heappop(self._heap)
+            action()
 
-    def _push(self, at_ns: int, seat: _Seat, event: ReplicaEvent, wake: int | None) -> None:
-        self._pushed += 1
-        heappush(self._heap, (at_ns, self._pushed, seat, event, wake))
+    def _wake(self, seat: _Seat, wish: int) -> None:
+        if wish == seat.wakes:  # else a later wish replaced this one
+            self._handle(seat, Woken())
 
     def _handle(self, seat: _Seat, event: ReplicaEvent) -> None:
+        if not seat.present:
+            return
         if isinstance(event, Submitted):
             self._open(seat, event.request)
         self.events += 1
@@ -137,7 +151,7 @@ class VirtualDriver:
                     self._close(seat, effect.request_id)
                 case WakeAt():
                     seat.wakes += 1
-                    self._push(effect.at_ns, seat, Woken(), seat.wakes)
+                    self.call_at(effect.at_ns, partial(self._wake, seat, seat.wakes))
                 case Emit() | Report() | Drained():
                     pass
                 case _:
@@ -149,11 +163,9 @@ class VirtualDriver:
         sampling = self._sampling.pop(request.id, GREEDY)
         seat.choices[request.id] = request.choices
         for choice in range(request.choices):
-            own = (
-                sampling
-                if sampling.seed is None
-                else replace(sampling, seed=sampling.seed + choice)
-            )
+            own = sampling
+            if sampling.seed is not None:
+                own = replace(sampling, seed=sampling.seed + choice)
             seat.executor.open_sequence(SequenceId(request.id, choice), own, request.prompt)
 
     def _close(self, seat: _Seat, request_id: str) -> None:
@@ -170,13 +182,13 @@ class VirtualDriver:
             outcome = seat.executor.run(plan)
         except StepError as error:
             failed = StepFailed(plan.step, error.blamed, str(error))
-            self._push(start_ns, seat, failed, None)
+            self.call_at(start_ns, partial(self._handle, seat, failed))
             return
         sampled = outcome.sampled
         if self._end_tokens:
             sampled = tuple(self._stopped(token) for token in sampled)
         done = StepDone(plan.step, sampled, outcome.duration_ns)
-        self._push(start_ns + outcome.duration_ns, seat, done, None)
+        self.call_at(start_ns + outcome.duration_ns, partial(self._handle, seat, done))
 
     def _stretch(self, seat: _Seat, executor: Foreseeing, plan: Plan) -> tuple[Plan, int]:
         """Take the steps at once that are over before anything else happens.

@@ -7,8 +7,9 @@ Order of one request: request id, key, route, method, answer, error. ``serve`` r
 import asyncio
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sluice.config.sections import ServerSection
 from sluice.core.errors import ExecutorError, Overloaded, RequestError, SluiceError
@@ -26,7 +27,7 @@ from sluice.server.stamp import Stamp
 _log = logging.getLogger("sluice.server")
 
 Answer = Callable[[Exchange, Gateway, Stamp], Awaitable[None]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def create_app(
         app,
         allow_origins=section.cors_origins,
         allow_methods=("GET", "POST"),
-        allow_headers=("authorization", "content-type", "x-request-id"),
+        allow_headers=("*",),  # clients send headers of their own; the origins are what is trusted
         expose_headers=("x-request-id", "retry-after", "retry-after-ms", "x-should-retry"),
     )
 
@@ -104,13 +105,19 @@ class App:
         call_id, now_ns = self._sources.new_id(), self._sources.monotonic_ns()
         exchange = Exchange(scope, receive, send, self._limits, call_id, now_ns)
         try:
-            await self._answer(exchange)
+            await self._answer_always(exchange)
         except ClientLeft:
             pass
         except asyncio.CancelledError:
             if exchange.cut is None:
                 raise  # cancelled from outside
-            await self._cut_short(exchange)
+            await _cut_short(exchange)
+
+    async def _answer_always(self, exchange: Exchange) -> None:
+        try:
+            await self._answer(exchange)
+        except ClientLeft:
+            raise
         except SluiceError as error:
             await self._refuse(exchange, error)
         except Exception as error:  # noqa: BLE001  boundary of one request: others go on
@@ -148,15 +155,16 @@ class App:
             self._gateway.refused(exchange.model if known else "", problem.code)
         await exchange.refuse(problem)
 
-    async def _cut_short(self, exchange: Exchange) -> None:
-        """The exchange cancelled its own task: the client left, stalled, or time is up."""
-        task = asyncio.current_task()
-        if task is not None:
-            task.uncancel()
-        if exchange.cut is Ending.OVERDUE:
-            late = ExecutorError("No answer was complete within the longest life of a request.")
-            late.status = 504
-            await exchange.refuse(problem_of(late))
+
+async def _cut_short(exchange: Exchange) -> None:
+    """The exchange cancelled its own task: the client left, stalled, or time is up."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+    if exchange.cut is Ending.OVERDUE:
+        late = ExecutorError("No answer was complete within the longest life of a request.")
+        late.status = 504
+        await exchange.refuse(problem_of(late))
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

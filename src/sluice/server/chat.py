@@ -2,6 +2,9 @@
 
 The route checks the body, calls the gateway and streams or collects. Ranges are in ``options``,
 shapes of messages and tools in ``messages``, the order of events in ``sse``.
+
+``max_completion_tokens`` wins over ``max_tokens`` where both are given. Log-probabilities are those
+of the model, before temperature. ``user`` and ``service_tier`` are accepted and change nothing.
 """
 
 from typing import Any
@@ -18,7 +21,7 @@ from sluice.runtime.generation import (
     ToolCallDelta,
 )
 from sluice.server.exchange import Exchange
-from sluice.server.messages import messages_of, tool_choice_of, tools_of
+from sluice.server.messages import check_messages, tool_choice_of, tools_of
 from sluice.server.options import (
     check_options,
     deadline_of,
@@ -71,7 +74,7 @@ def call_of(request: ChatRequest, exchange: Exchange) -> Call:
         model=request.model,
         arrived_ns=exchange.arrived_ns,
         prompt=ChatPrompt(
-            messages=messages_of(request.messages),
+            messages=check_messages(request.messages),
             tools=tools,
             tool_choice=tool_choice_of(request.tool_choice, tools),
             template_options=request.chat_template_kwargs or {},

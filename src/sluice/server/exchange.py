@@ -111,7 +111,7 @@ class Exchange:
         self._require_json()
         announced = self.header(b"content-length")
         if announced is not None and announced.isdecimal():
-            self._check_size(int(announced))
+            self._check_size(int(announced[:18]))
         try:
             async with asyncio.timeout(self.limits.body_s_max):
                 return await self._read_body()

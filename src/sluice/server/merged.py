@@ -14,8 +14,7 @@ from sluice.core.errors import InternalError
 from sluice.core.request import EndReason, Usage
 from sluice.runtime.generation import Call, ChoiceEnded, Delta, Finished, Piece
 from sluice.server.ports import Gateway, Generation
-
-_COMPLETE = (EndReason.STOP, EndReason.LENGTH)
+from sluice.server.sse import COMPLETE
 
 
 async def generate_all(gateway: Gateway, calls: Sequence[Call]) -> Generation:
@@ -65,7 +64,7 @@ class Merged:
                 number, piece = self._waiting.pop(task), task.result()
                 match piece:
                     case Finished():
-                        if piece.reason not in _COMPLETE:
+                        if piece.reason not in COMPLETE:
                             yield piece
                             return
                         endings.append(piece)

@@ -1,8 +1,7 @@
-"""Messages, tools and tool choice of a chat: shape checks and the one normal form.
+"""Messages, tools and tool choice of a chat: checks of their shape, with the place at fault named.
 
-Text parts of a message are joined with a newline between them, because templates of text models
-take strings; the role ``developer`` is passed on as ``system``, which templates know. Everything
-else stays in OpenAI's shape for the template. Error messages never repeat a message's text.
+Messages are passed on as they came: what a template makes of roles and parts is the runtime's
+business. Error messages never repeat a message's text.
 """
 
 import re
@@ -11,42 +10,37 @@ from typing import Any
 from sluice.core.errors import InvalidRequest
 from sluice.server.wire import Json
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _CHOICES = ("auto", "none", "required")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 
 
-def messages_of(messages: list[Json]) -> list[Json]:
-    """Checked messages in the template's shape. Raises ``InvalidRequest``."""
+def check_messages(messages: list[Json]) -> list[Json]:
+    """The same messages, checked. Raises ``InvalidRequest``."""
     if not messages:
         raise InvalidRequest("messages must hold at least one message.", param="messages")
-    return [_message_of(message, f"messages[{at}]") for at, message in enumerate(messages)]
+    for number, message in enumerate(messages):
+        _check_message(message, f"messages[{number}]")
+    return messages
 
 
-def _message_of(message: Json, at: str) -> Json:
-    role = message.get("role")
+def _check_message(message: Json, at: str) -> None:
+    role, content, calls = (message.get(key) for key in ("role", "content", "tool_calls"))
     if role not in _ROLES:
         known = ", ".join(_ROLES)
         raise InvalidRequest(f"{at}.role must be one of {known}.", param=f"{at}.role")
-    calls = message.get("tool_calls")
-    checked = {key: value for key, value in message.items() if value is not None}
-    checked["role"] = "system" if role == "developer" else role
-    content = message.get("content")
-    if content is None:
-        if role != "assistant" or not calls:
-            raise InvalidRequest(f"{at}.content is missing.", param=f"{at}.content")
-        checked["content"] = ""
-    else:
-        checked["content"] = text_of(content, f"{at}.content", ("text",))
+    if content is not None:
+        text_of(content, f"{at}.content", ("text",))
+    elif role != "assistant" or not calls:
+        raise InvalidRequest(f"{at}.content is missing.", param=f"{at}.content")
     if calls is not None:
         if role != "assistant":
-            message_ = "Only assistant messages carry tool_calls."
-            raise InvalidRequest(message_, param=f"{at}.tool_calls")
+            told = "Only assistant messages carry tool_calls."
+            raise InvalidRequest(told, param=f"{at}.tool_calls")
         _check_calls(calls, f"{at}.tool_calls")
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         param = f"{at}.tool_call_id"
         raise InvalidRequest(f"{param} must be a string in a tool message.", param=param)
-    return checked
 
 
 def text_of(content: object, at: str, kinds: tuple[str, ...]) -> str:

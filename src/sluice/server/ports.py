@@ -33,7 +33,8 @@ class Gateway(Protocol):
         """Admit a call.
 
         Returns once it is admitted, before its first token. Raises ``RequestError`` where it cannot
-        be served as asked and ``Overloaded`` where admission refuses it.
+        be served as asked and ``Overloaded`` where admission refuses it. A caller whose client
+        leaves cancels the await; nothing of the call may remain then.
         """
         ...
 

@@ -101,7 +101,7 @@ def problem_of(error: Exception) -> Problem:
     status = row.status if row.status is not None else _status_of(error)
     code = str(row.code or getattr(error, "code", "internal_error"))
     message = str(error) if row.shown and str(error) else _HIDDEN
-    headers = [(b"x-sluice-reason", _header_text(code))]
+    headers = [(b"x-sluice-reason", header_text(code))]
     if row.retry is not None:
         headers.append((b"x-should-retry", b"true" if row.retry else b"false"))
     param = getattr(error, "param", None)
@@ -150,7 +150,7 @@ def _overloaded(error: Overloaded, row: Row) -> Problem:
     body = _error_object(error.message, kind, None, error.reason)
     body["measured"], body["threshold"] = _finite(error.measured), _finite(error.threshold)
     told = f"{error.reason}; measured={error.measured:g}; threshold={error.threshold:g}"
-    headers = [(b"x-sluice-reason", _header_text(told)), *_retry_headers(error.retry_after_s)]
+    headers = [(b"x-sluice-reason", header_text(told)), *_retry_headers(error.retry_after_s)]
     return Problem(error.status, body, tuple(headers))
 
 
@@ -187,6 +187,8 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _header_text(text: str) -> bytes:
+def header_text(text: str) -> bytes:
     """Text as a header value: printable ASCII only, so that no message can add a header."""
+    if text.isascii() and text.isprintable():
+        return text.encode()
     return "".join(c if " " <= c <= "~" else "?" for c in text).encode()

@@ -9,7 +9,7 @@ from sluice.core.errors import InvalidRequest, SluiceError
 from sluice.core.sampling import Sampling
 from sluice.runtime.generation import Call, ChatPrompt, ChoiceEnded, Delta, Finished, OutputFormat
 from sluice.server.exchange import Exchange
-from sluice.server.messages import messages_of, text_of, tool_choice_of, tools_of
+from sluice.server.messages import check_messages, text_of, tool_choice_of, tools_of
 from sluice.server.options import check_ranges, deadline_of, schema_format, slo_class_of
 from sluice.server.ports import Gateway, Generation
 from sluice.server.problems import problem_of
@@ -130,7 +130,7 @@ def _messages(request: ResponsesRequest) -> list[Json]:
 def _checked(messages: list[Json]) -> list[Json]:
     """The chat rules, with ``input`` named in what they refuse."""
     try:
-        return messages_of(messages)
+        return check_messages(messages)
     except InvalidRequest as error:
         message = error.message.replace("messages[", "input[")
         raise InvalidRequest(message, param="input") from None

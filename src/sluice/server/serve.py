@@ -121,8 +121,10 @@ class Protocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with bounds on the request head and on slow senders.
 
     uvicorn bounds neither the size of a head nor the time that a client takes to send one, tells
-    only the last of several pipelined requests that the connection is gone, and answers what it
-    cannot parse as plain text.
+    only the last of several pipelined requests that the connection is gone, waits for ever for a
+    client to read the end of its answer, and answers what it cannot parse as plain text. One timer
+    bounds every wait that is not the app's: for a head, for the rest of a refused body, between
+    requests.
     """
 
     def __init__(self, header_bytes_max: int, **arguments: Any) -> None:
@@ -130,7 +132,7 @@ class Protocol(HttpToolsProtocol):
         self._header_bytes_max = header_bytes_max
         self._head_bytes: int | None = 0  # None while a body is being received
         self._discarded_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._unanswered: list[Any] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -141,12 +143,13 @@ class Protocol(HttpToolsProtocol):
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > _connections_max():
             self._answer_and_close(_too_many_connections(len(self.connections)))
-            return
-        self._await_head()
+        else:
+            self._wait(_HEAD_S_MAX)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of the connection."""
-        self._head_arrived()
+        self._stop_waiting()
+        self._unset_keepalive_if_required()
         for cycle in self._unanswered:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -160,8 +163,6 @@ class Protocol(HttpToolsProtocol):
             return
         if self._head_bytes is not None:
             self._head_bytes += len(received)
-            if self._head_timer is None:
-                self._await_head()
         super().data_received(received)
         if self._head_bytes is not None and self._head_bytes > self._header_bytes_max:
             self._refuse_head()
@@ -169,13 +170,14 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Note when the first byte of the request was here."""
         super().on_message_begin()
+        self._wait(_HEAD_S_MAX)
         state = self.scope["state"]
         state["abort"] = self.transport.abort
         state["arrived_ns"] = time.monotonic_ns()
 
     def on_headers_complete(self) -> None:
         """From here on the app's own limits hold."""
-        self._head_arrived()
+        self._stop_waiting()
         if self._head_bytes is not None and self._head_bytes > self._header_bytes_max:
             self._check_head()
         self._head_bytes = None
@@ -196,15 +198,15 @@ class Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The next bytes begin another head."""
         super().on_message_complete()
-        self._head_arrived()
         self._head_bytes = 0
         self._discarded_bytes = 0
 
     def on_response_complete(self) -> None:
-        """Give a body that was refused before its end a bounded time to end."""
+        """Wait for the next request, or for the rest of a body that was refused before its end."""
         super().on_response_complete()
-        if self._head_bytes is None and self._head_timer is None:
-            self._await_head()
+        if self.timeout_keep_alive_task is not None:  # no pipelined request has begun
+            self._unset_keepalive_if_required()
+            self._wait(_IDLE_S_MAX if self._head_bytes is not None else _HEAD_S_MAX)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in the usual error shape."""
@@ -222,16 +224,28 @@ class Protocol(HttpToolsProtocol):
         error = InvalidRequest(told, param="headers", code="headers_too_large")
         self._answer_and_close(problem_of(error), 431)
 
-    def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(_HEAD_S_MAX, self.transport.close)
+    def _wait(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(seconds, self._give_up)
 
-    def _head_arrived(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        """Close; where the client has not read what was sent, closing would wait for it."""
+        if self.transport.get_write_buffer_size() > 0:
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     def _answer_and_close(self, problem: Problem, status: int | None = None) -> None:
-        self._head_arrived()
+        """Answer for the app and close; an answer that has begun is only cut off."""
+        if any(one.response_started and not one.response_complete for one in self._unanswered):
+            self.transport.abort()
+        if self.transport.is_closing():
+            return
         body = problem.body()
         lines = [
             b"HTTP/1.1 %d Refused" % (status or problem.status),
@@ -240,9 +254,9 @@ class Protocol(HttpToolsProtocol):
             b"connection: close",
             *(name + b": " + value for name, value in problem.headers),
         ]
-        if not self.transport.is_closing():
-            self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
-            self.transport.close()
+        self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        self.transport.close()
+        self._wait(_CLOSE_S_MAX)
 
 
 def _connections_max() -> int:

@@ -15,10 +15,10 @@ from sluice.core.request import EndReason
 from sluice.runtime.generation import ChoiceEnded, Delta, Finished, Piece
 from sluice.server.exchange import Exchange
 from sluice.server.ports import Generation
-from sluice.server.problems import Headers, unfinished
+from sluice.server.problems import Headers, header_text, unfinished
 
 DONE = b"data: [DONE]\n\n"
-_COMPLETE = (EndReason.STOP, EndReason.LENGTH)
+COMPLETE = (EndReason.STOP, EndReason.LENGTH)
 
 encode_json = msgspec.json.Encoder().encode
 
@@ -42,8 +42,8 @@ class Encoder(Protocol):
 def answer_headers(generation: Generation) -> Headers:
     """Headers that say who answers."""
     return [
-        (b"x-sluice-model", _ascii(generation.model)),
-        (b"x-sluice-replica", _ascii(generation.replica)),
+        (b"x-sluice-model", header_text(generation.model)),
+        (b"x-sluice-replica", header_text(generation.replica)),
     ]
 
 
@@ -60,7 +60,7 @@ async def stream(exchange: Exchange, generation: Generation, encoder: Encoder) -
             case ChoiceEnded():
                 events = encoder.ended(piece)
             case Finished():
-                if piece.reason not in _COMPLETE:
+                if piece.reason not in COMPLETE:
                     raise unfinished(piece)
                 if not exchange.started:
                     await exchange.open_stream(answer_headers(generation))
@@ -78,7 +78,7 @@ async def stream(exchange: Exchange, generation: Generation, encoder: Encoder) -
 async def complete_pieces(generation: Generation) -> AsyncIterator[Piece]:
     """The pieces of an answer that is to be sent whole; raises where it is not complete."""
     async for piece in generation:
-        if isinstance(piece, Finished) and piece.reason not in _COMPLETE:
+        if isinstance(piece, Finished) and piece.reason not in COMPLETE:
             raise unfinished(piece)
         yield piece
         if isinstance(piece, Finished):
@@ -88,7 +88,3 @@ async def complete_pieces(generation: Generation) -> AsyncIterator[Piece]:
 
 def _visible(delta: Delta) -> bool:
     return bool(delta.text or delta.tool_calls or delta.logprobs)
-
-
-def _ascii(text: str) -> bytes:
-    return "".join(c if " " <= c <= "~" else "?" for c in text).encode()

@@ -12,7 +12,6 @@ import contextlib
 import heapq
 import logging
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -117,7 +116,7 @@ class JournalWriter:
         record_text: bool = False,
     ) -> None:
         self._folder = folder
-        self._source = re.sub(r"[^A-Za-z0-9_.]+", "_", source) or "_"
+        self._source = source
         self._clocks = clocks
         self._limits = limits
         self._record_text = record_text
@@ -253,7 +252,7 @@ class JournalWriter:
             boot_id=_boot_id(),
         )
         self._serial += 1
-        path = self._folder / segment_name(self._source, wall_ns, header.pid, self._serial)
+        path = self._folder / segment_name(header, self._serial)
         return _OpenSegment(path, self._encoder.header(header), monotonic_ns)
 
     def _leave_segment(self) -> None:
@@ -308,14 +307,16 @@ class _Segment:
 
 
 class JournalReader:
-    """Reads a journal folder, also one that is being written.
-
-    ``problems`` says afterwards what could not be read.
-    """
+    """Reads a journal folder, also one that is being written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.problems: list[str] = []
+        self._problems: dict[str, None] = {}
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read so far, each once."""
+        return list(self._problems)
 
     def entries(self, since_ns: int | None = None, containing: str = "") -> Iterator[Entry]:
         """All records merged by time, each source in its own order.
@@ -342,7 +343,7 @@ class JournalReader:
                 with path.open("rb") as file:
                     found.append((SegmentReader(file, path.name).header, path))
             except (OSError, JournalUnreadable) as error:
-                self.problems.append(str(error))
+                self._problems[str(error)] = None
         found.sort(key=lambda pair: (pair[0].wall_ns, pair[1].name))
         # One offset for each boot: the wall clock may be set between two segments.
         offsets: dict[str, int] = {}
@@ -361,7 +362,7 @@ class JournalReader:
                     reader = SegmentReader(file, segment.path.name)
                     yield from self._read_segment(segment, reader, containing)
             except (OSError, JournalUnreadable) as error:
-                self.problems.append(str(error))
+                self._problems[str(error)] = None
 
     def _read_segment(
         self, segment: _Segment, reader: SegmentReader, containing: str
@@ -373,6 +374,6 @@ class JournalReader:
             for record in frame.records:
                 yield Entry(record.t_ns + offset_ns, source, record)
         if reader.is_torn:
-            self.problems.append(f"{segment.path.name} ends in a torn frame, which was left out")
+            self._problems[f"{segment.path.name} ends in a torn frame, which was left out"] = None
         if skipped:
-            self.problems.append(f"{segment.path.name} has {skipped} records of unknown kinds")
+            self._problems[f"{segment.path.name} has {skipped} records of unknown kinds"] = None

@@ -21,6 +21,9 @@ from sluice.telemetry.records import (
     Step,
 )
 
+ANSWER_PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
+# The wall clock of a record depends a little on which segments are read with it.
+SEARCH_BACK_NS = 60_000_000_000
 RECENT_IDS = 1000
 NEAREST_IDS = 5
 
@@ -99,6 +102,7 @@ class Life:
     """
 
     id: str
+    client_id: str
     model: str
     arrived_wall_ns: int
     prompt_tokens: int
@@ -116,9 +120,30 @@ class Life:
     earlier: int = 0
 
 
-def find_life(reader: JournalReader, request_id: str) -> Life | None:
-    """The latest request with this id, ``None`` where the journal has none."""
-    return life_of(reader.entries(containing=request_id), request_id)
+def find_life(reader: JournalReader, name: str) -> Life | None:
+    """The latest request that is known by this name, ``None`` where the journal has none.
+
+    A request is known by its id, by the id of its answer's body, which is the same behind a prefix,
+    and by the id that its client gave it.
+    """
+    prefix = next((prefix for prefix in ANSWER_PREFIXES if name.startswith(prefix)), "")
+    names = {name, name.removeprefix(prefix)}
+    found = [
+        entry
+        for entry in reader.entries(containing=name.removeprefix(prefix))
+        if isinstance(entry.record, RequestArrived)
+        and names & {entry.record.id, entry.record.client_id}
+    ]
+    if not found:
+        return None
+    latest = found[-1]
+    assert isinstance(latest.record, RequestArrived)
+    request_id = latest.record.id
+    since_ns = latest.wall_ns - SEARCH_BACK_NS
+    life = life_of(reader.entries(since_ns, containing=request_id), request_id)
+    if life is not None:
+        life.earlier = len(found) - 1
+    return life
 
 
 def life_of(entries: Iterable[Entry], request_id: str) -> Life | None:
@@ -141,7 +166,7 @@ def nearest_ids(reader: JournalReader, request_id: str) -> tuple[list[str], list
     latest: deque[str] = deque(maxlen=RECENT_IDS)
     for entry in reader.entries(containing=RequestArrived.__name__):
         if isinstance(entry.record, RequestArrived):
-            latest.append(entry.record.id)
+            latest.append(entry.record.client_id or entry.record.id)
     near = [name for name in latest if request_id and name.startswith(request_id)]
     near += difflib.get_close_matches(request_id, latest, n=NEAREST_IDS, cutoff=0.7)
     return list(dict.fromkeys(near))[:NEAREST_IDS], list(latest)[-NEAREST_IDS:][::-1]
@@ -151,6 +176,7 @@ def _begin(entry: Entry, arrived: RequestArrived, earlier: int) -> Life:
     read_ns = arrived.t_ns - arrived.arrived_ns
     return Life(
         id=arrived.id,
+        client_id=arrived.client_id,
         model=arrived.model,
         arrived_wall_ns=entry.wall_ns - read_ns,
         prompt_tokens=arrived.prompt_tokens,

@@ -7,7 +7,7 @@ sends.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -162,8 +162,8 @@ def with_buckets(overrides: Mapping[str, tuple[float, ...]]) -> tuple[Metric, ..
     if problems:
         raise ConfigError(tuple(problems))
     return tuple(
-        Metric(m.name, m.kind, m.labels, m.meaning, tuple(overrides.get(m.name, m.buckets)))
-        for m in METRICS
+        replace(metric, buckets=tuple(map(float, overrides.get(metric.name, metric.buckets))))
+        for metric in METRICS
     )
 
 

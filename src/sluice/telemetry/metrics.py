@@ -16,23 +16,15 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
 import sluice
 from sluice.core.events import Report
-from sluice.core.fleet import PoolView, ReplicaView
 from sluice.core.lifecycle import ReplicaState
+from sluice.core.pools import PoolView, ReplicaView
 from sluice.core.request import EndReason, Phase, PhaseTimes, Usage
-from sluice.telemetry.metric_table import (
-    VLLM_ALIASES,
-    Metric,
-    with_buckets,
-)
+from sluice.telemetry.metric_table import VLLM_ALIASES, Metric, with_buckets
 
 # Label value of everything that is not in a closed set, such as a model that is not served.
 OTHER = "other"
@@ -41,14 +33,14 @@ REFUSAL_REASONS = frozenset({
     "queue_full", "queue_deadline", "not_ready", "draining", "context_length_exceeded",
     "too_many_choices", "invalid_request", "invalid_api_key", "permission_denied",
     "model_not_found", "not_found", "method_not_allowed", "body_too_large", "body_too_slow",
-    "engine_error", "replica_lost", "model_not_loaded", "internal_error",
+    "headers_too_large", "engine_error", "replica_lost", "model_not_loaded", "internal_error",
 })  # fmt: skip
 
 _NS = 1e-9
 
 
 class Buckets:
-    """A histogram of one series."""
+    """A histogram of one series. ``counts`` are per bucket, the last above every bound."""
 
     __slots__ = ("_bounds", "counts", "sum")
 

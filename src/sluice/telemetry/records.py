@@ -24,7 +24,10 @@ class Record(msgspec.Struct, frozen=True, tag=True, tag_field="kind", omit_defau
 
 
 class RequestArrived(Record, frozen=True):
-    """A request was read, checked and tokenised. ``arrived_ns`` is when its first byte came."""
+    """A request was read, checked and tokenised. ``arrived_ns`` is when its first byte came.
+
+    ``client_id`` is the id that the client gave it, where it did and it is not ``id``.
+    """
 
     id: str
     model: str
@@ -36,6 +39,7 @@ class RequestArrived(Record, frozen=True):
     tenant: str = ""
     slo_class: str = ""
     deadline_ns: int | None = None
+    client_id: str = ""
 
 
 class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -8,6 +8,7 @@ the segment: what stands before it is good, and a writer never appends after it.
 ``journal`` decides when segments begin and end, and which are deleted.
 """
 
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -149,9 +150,10 @@ class SegmentReader:
         return Frame(tuple(known), len(raw) - len(known))
 
 
-def segment_name(source: str, started_ns: int, pid: int, serial: int) -> str:
-    """File name of a segment; names of one source sort by wall-clock start."""
-    return f"{source}-{started_ns:020d}-{pid}-{serial:06d}{SUFFIX}"
+def segment_name(header: SegmentHeader, serial: int) -> str:
+    """File name of a process's ``serial``-th segment; those of one source sort by start."""
+    source = re.sub(r"[^A-Za-z0-9_.-]+", "_", header.source)
+    return f"{source}-{header.wall_ns:020d}-{header.pid}-{serial:06d}{SUFFIX}"
 
 
 def segment_paths(folder: Path) -> list[Path]:

@@ -193,9 +193,9 @@ def computes_in_a_batch_as_alone(subject: Subject) -> None:
         alone.append(generate(subject, prompt, blocks))
         scripts.append(Script(subject.open(prompt), list(prompt), blocks))
     advance(subject, scripts[:1], [None])
-    advance(subject, scripts[:2], [None, 5])  # decode beside a chunk
-    while scripts[1].row().past_tokens < len(subject.prompts[1]):
-        advance(subject, scripts[:2], [None, 5])
+    third = -(-len(subject.prompts[1]) // 3)
+    for _ in range(3):  # decode beside a chunk
+        advance(subject, scripts[:2], [None, third])
     advance(subject, scripts, [None, None, None])
     while any(len(s.tokens) < len(p) + NEW_TOKENS for s, p in _pairs(subject, scripts)):
         left = [s for s, p in _pairs(subject, scripts) if len(s.tokens) < len(p) + NEW_TOKENS]

@@ -31,6 +31,7 @@ from sluice.core.step import Plan
 from sluice.executors.base import StepExecutor
 from sluice.runtime.virtual import GREEDY, VirtualDriver
 from sluice.testing.executors import FakeExecutor
+from sluice.testing.ledgers import check_ledger
 
 REPLICA_ID = "replica"
 
@@ -98,6 +99,14 @@ class ReplicaRun:
         first_ns = self.token_ns[SequenceId(request_id, choice)][0]
         return first_ns - self.submitted[request_id].arrived_ns
 
+    def steps_first_ns(self, request_id: str) -> int:
+        """When the first step with a row of a request began."""
+        return next(
+            start_ns
+            for start_ns, plan in self.steps
+            if any(row.sequence.request_id == request_id for row in plan.rows)
+        )
+
     def computed_tokens(self, request_id: str) -> int:
         """How many token positions of a request were computed, recomputed ones included."""
         return sum(
@@ -149,7 +158,7 @@ class ReplicaRun:
 def check_invariants(replica: Replica) -> None:
     """What holds after every event; ``AssertionError`` or ``InternalError`` otherwise."""
     roster, limits = replica.roster, replica.limits
-    roster.ledger.check([sequence.table for sequence in roster.residents])
+    check_ledger(roster.ledger, [sequence.table for sequence in roster.residents])
     assert len(roster.residents) <= limits.sequences_max
     for sequence in roster.waiting:
         assert sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED)

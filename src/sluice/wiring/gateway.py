@@ -70,9 +70,8 @@ def prepare(
     prepared = []
     for name, model in models.items():
         found = catalogue.fetch(model.source, partial(progress, f"fetching {name}"))
-        cache = section.cache_dir / "prepared"
         write_graph = partial(prepare_ir, progress=tell)
-        path = prepare_model(found.path, cache, write_graph, tell)
+        path = prepare_model(found.path, section.prepared_dir, write_graph, tell)
         prepared.append(PreparedModel(name, model, read_model_folder(path)))
     return tuple(prepared)
 

@@ -70,6 +70,7 @@ def run(boot: ReplicaBoot, channel: ReplicaChannel) -> None:
     gc.collect()
     gc.freeze()
     channel.send([Ready(limits, monotonic_ns() - start_ns)])
+    outputs.warm_up()
     try:
         driver.run()
     finally:

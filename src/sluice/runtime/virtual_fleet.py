@@ -1,0 +1,167 @@
+"""A fleet in virtual time: the fleet's policy over replicas that ``VirtualDriver`` runs.
+
+It performs for ``Fleet`` what the gateway performs live: requests are dispatched at the instant of
+the decision, endings, first tokens and reports go back at theirs, replicas take ``load_ns`` to
+start. Nothing is decided here.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, assert_never
+
+from sluice.core.events import (
+    Abort,
+    Arrived,
+    Cancelled,
+    Dispatch,
+    Emit,
+    End,
+    Ended,
+    Fail,
+    FleetEffect,
+    FleetEvent,
+    Progress,
+    Reject,
+    ReplicaEffect,
+    ReplicaEvent,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaReported,
+    Report,
+    StartReplica,
+    Submitted,
+    Tick,
+    WakeAt,
+)
+from sluice.core.fleet import Fleet
+from sluice.core.replica import Replica
+from sluice.core.request import Request
+from sluice.executors.base import StepExecutor
+from sluice.runtime.virtual import VirtualDriver
+
+MakeReplica = Callable[[str], tuple[Replica, StepExecutor]]
+
+
+class Watcher(Protocol):
+    """Sees all events and effects at their times."""
+
+    def fleet_event(self, event: FleetEvent, now_ns: int, effects: Sequence[FleetEffect]) -> None:
+        """The fleet took an event."""
+        ...
+
+    def replica_event(
+        self, replica_id: str, event: ReplicaEvent, now_ns: int, effects: Sequence[ReplicaEffect]
+    ) -> None:
+        """A replica took an event."""
+        ...
+
+
+class VirtualFleet:
+    """Runs a fleet until nothing is left to happen.
+
+    ``models`` says which model each replica serves; ``make`` gives a fresh replica with its
+    executor whenever one starts, which takes ``load_ns``.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        models: dict[str, str],
+        make: MakeReplica,
+        *,
+        load_ns: int = 0,
+        end_tokens: frozenset[int] = frozenset(),
+        watcher: Watcher,
+    ) -> None:
+        self.driver = VirtualDriver(end_tokens=end_tokens, observe=self._observe)
+        self._fleet = fleet
+        self._models = models
+        self._make = make
+        self._load_ns = load_ns
+        self._watcher = watcher
+        self._requests: dict[str, Request] = {}
+        self._up: set[str] = set()
+        self._wishes = 0
+        self.at(0, Tick())
+
+    def at(self, at_ns: int, event: FleetEvent) -> None:
+        """Let an event of the fleet happen."""
+        self.driver.call_at(at_ns, partial(self._handle, event))
+
+    def arrive(self, at_ns: int, model: str, request: Request) -> None:
+        """Let a request arrive."""
+        self.at(at_ns, Arrived(model, request))
+
+    def lose(self, at_ns: int, replica_id: str) -> None:
+        """Let the process of a replica end unasked."""
+        self.driver.call_at(at_ns, partial(self._lose, replica_id))
+
+    def run(self, until_ns: int | None = None) -> None:
+        """See ``VirtualDriver.run``."""
+        self.driver.run(until_ns)
+
+    def _handle(self, event: FleetEvent) -> None:
+        if isinstance(event, Arrived):
+            self._requests[event.request.id] = event.request
+        now_ns = self.driver.now_ns
+        effects = self._fleet.handle(event, now_ns)
+        self._watcher.fleet_event(event, now_ns, effects)
+        for effect in effects:
+            self._perform(effect, now_ns)
+
+    def _perform(self, effect: FleetEffect, now_ns: int) -> None:
+        match effect:
+            case Dispatch():
+                self.driver.at(
+                    now_ns, effect.replica_id, Submitted(self._requests[effect.request_id])
+                )
+            case Abort():
+                if effect.replica_id in self._up:
+                    self.driver.at(now_ns, effect.replica_id, Cancelled(effect.request_id))
+            case StartReplica():
+                start = partial(self._start, effect.replica_id)
+                self.driver.call_at(now_ns + self._load_ns, start)
+            case WakeAt():
+                self._wishes += 1
+                self.driver.call_at(effect.at_ns, partial(self._tick, self._wishes))
+            case Reject() | Fail():
+                del self._requests[effect.request_id]
+            case _:
+                assert_never(effect)
+
+    def _tick(self, wish: int) -> None:
+        if wish == self._wishes:  # else a later wish replaced this one
+            self._handle(Tick())
+
+    def _start(self, replica_id: str) -> None:
+        replica, executor = self._make(replica_id)
+        limits = executor.load()
+        self.driver.add(replica_id, replica, executor)
+        self._up.add(replica_id)
+        self._handle(ReplicaReady(replica_id, self._models[replica_id], limits))
+
+    def _lose(self, replica_id: str) -> None:
+        self._up.remove(replica_id)
+        self.driver.remove(replica_id)
+        self._handle(ReplicaLost(replica_id, "the process ended"))
+
+    def _observe(
+        self,
+        replica_id: str,
+        event: ReplicaEvent,
+        now_ns: int,
+        effects: Sequence[ReplicaEffect],
+    ) -> None:
+        """Pass on to the fleet what it is told about its replicas."""
+        self._watcher.replica_event(replica_id, event, now_ns, effects)
+        for effect in effects:
+            if isinstance(effect, Emit):
+                for request_id in dict.fromkeys(s.sequence.request_id for s in effect.sampled):
+                    tokens = sum(s.sequence.request_id == request_id for s in effect.sampled)
+                    self._handle(Progress(request_id, tokens))
+            elif isinstance(effect, End):
+                self._requests.pop(effect.request_id, None)
+                ended = Ended(effect.request_id, effect.reason, effect.usage, effect.phases)
+                self._handle(ended)
+            elif isinstance(effect, Report):
+                self._handle(ReplicaReported(replica_id, effect))

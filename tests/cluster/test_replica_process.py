@@ -1,0 +1,211 @@
+"""A process that exits, crashes, hangs or will not leave is noticed, told and gone."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sluice.cluster import local
+from sluice.cluster.local import ReplicaProcess
+from sluice.runtime.messages import Cancel, DrainDone, FromReplica, LoadFailed
+
+# What each child does once it has its channel; it speaks through the real one.
+CHILD = """
+import os, signal, socket, sys, time
+from sluice.cluster.channel import ReplicaChannel
+from sluice.runtime.messages import *
+channel = ReplicaChannel(socket.socket(fileno=int(sys.argv[1])))
+"""
+
+
+class Watcher:
+    """Hears what a process says and when it is lost."""
+
+    def __init__(self) -> None:
+        self.messages: list[FromReplica] = []
+        self.losses: list[str] = []
+        self.works = True
+        self.something = asyncio.Event()
+
+    def received(self, replica_id: str, messages: Sequence[FromReplica]) -> None:
+        if self.messages is None:
+            raise RuntimeError("a bug in the gateway")
+        self.messages += messages
+        self.something.set()
+
+    def lost(self, replica_id: str, error: str) -> None:
+        self.losses.append(error)
+        self.something.set()
+
+    def busy(self, replica_id: str) -> bool:
+        return self.works
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(30):
+            while not holds():
+                self.something.clear()
+                await self.something.wait()
+
+
+def run(
+    body: str, work: Callable[[ReplicaProcess, Watcher], Awaitable[None]], silence_s: float = 30.0
+) -> None:
+    async def main() -> None:
+        watcher = Watcher()
+        command = (sys.executable, "-c", CHILD + body)
+        process = ReplicaProcess("r", command, watcher, silence_s)
+        process.start()
+        try:
+            await work(process, watcher)
+        finally:
+            await process.stop()
+        assert process.pid is None or not psutil.pid_exists(process.pid)
+
+    asyncio.run(main())
+
+
+async def lost(process: ReplicaProcess, watcher: Watcher) -> str:
+    await watcher.until(lambda: watcher.losses)
+    assert len(watcher.losses) == 1
+    return watcher.losses[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("sys.exit(3)", "exited with status 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV"),
+        ("raise RuntimeError('no')", "exited with status 1"),
+    ],
+)
+def test_an_end_is_told_with_how_it_ended(body, words):
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        assert words in await lost(process, watcher)
+
+    run(body, work)
+
+
+def test_what_it_said_before_it_ended_is_heard():
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        await lost(process, watcher)
+        assert watcher.messages == [LoadFailed("cut short")]
+
+    run("channel.send([LoadFailed('cut short')])", work)
+
+
+def test_one_that_is_silent_with_work_at_hand_is_killed():
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        told = await lost(process, watcher)
+        assert "silent" in told
+        assert "SIGKILL" in told
+
+    run("channel.send([DrainDone()])\ntime.sleep(100)", work, silence_s=0.3)
+
+
+def test_one_that_is_stopped_is_found_and_killed():
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        await watcher.until(lambda: watcher.messages)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        assert "silent" in await lost(process, watcher)
+
+    run("while True: channel.send([DrainDone()]); time.sleep(0.02)", work, silence_s=0.5)
+
+
+def test_one_that_is_silent_without_work_is_left_alone():
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        watcher.works = False
+        await watcher.until(lambda: watcher.messages)
+        for _ in range(3):
+            watcher.messages.clear()
+            await asyncio.sleep(0.12)  # longer than the silence that would be a fault
+            process.send(Cancel("are you there"))
+            await watcher.until(lambda: watcher.messages)
+        assert watcher.losses == []
+
+    run(
+        "channel.send([DrainDone()])\nwhile True:\n"
+        "    if channel.receive(60): channel.send([DrainDone()])",
+        work,
+        silence_s=0.1,
+    )
+
+
+def test_one_that_talks_nonsense_is_killed(monkeypatch):
+    monkeypatch.setattr(local, "_EXIT_WAIT_S", 0.2)
+
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        assert "undecodable" in await lost(process, watcher)
+
+    run("channel._socket.send(b'\\0\\0\\0\\2xx')\ntime.sleep(100)", work)
+
+
+def test_one_that_will_not_leave_is_killed(monkeypatch):
+    monkeypatch.setattr(local, "_EXIT_WAIT_S", 0.2)
+
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        await watcher.until(lambda: watcher.messages)
+        await process.stop()
+        assert watcher.losses == []
+
+    run("channel.send([DrainDone()])\ntime.sleep(100)", work)
+
+
+def test_one_that_closes_its_channel_and_stays_is_killed_and_told(monkeypatch):
+    monkeypatch.setattr(local, "_EXIT_WAIT_S", 0.2)
+
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        assert "SIGKILL" in await lost(process, watcher)
+
+    run("channel._socket.close()\ntime.sleep(100)", work)
+
+
+def test_it_can_be_started_again_and_messages_to_none_are_dropped():
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        await lost(process, watcher)
+        first = process.pid
+        process.send(Cancel("nobody"))
+        process.start()
+        await watcher.until(lambda: len(watcher.losses) == 2)
+        assert process.pid != first
+
+    run("sys.exit(0)", work)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 5, 20])
+def test_stopping_while_it_is_being_started_leaves_nothing(turns):
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            await process.stop()
+        assert watcher.losses == []
+
+    run("while True: channel.receive(60)", work)
+
+
+def test_a_command_that_cannot_be_run_is_a_loss(tmp_path: Path):
+    async def main() -> None:
+        watcher = Watcher()
+        process = ReplicaProcess("r", (str(tmp_path / "none"),), watcher, 30)
+        process.start()
+        assert "could not be started" in await lost(process, watcher)
+        await process.stop()
+
+    asyncio.run(main())
+
+
+def test_what_a_listener_cannot_take_ends_the_process_and_is_told():
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        watcher.messages = None  # type: ignore[assignment]
+        assert "could not be taken" in await lost(process, watcher)
+        watcher.messages = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+
+    run("channel.send([DrainDone()])\ntime.sleep(100)", work)

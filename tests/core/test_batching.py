@@ -1,0 +1,199 @@
+"""How steps are filled under each policy."""
+
+import pytest
+
+from sluice.core.batching import LEAN_STEPS_MAX, LEAN_TOKENS
+from sluice.core.costmodel import Coefficients, FixedCostModel, Load
+from sluice.core.request import Request, SequenceId
+from sluice.core.roster import BatchingLimits, BatchingPolicy
+from sluice.executors.simulated import SimulatedExecutor
+from sluice.testing.replicas import ReplicaRun, executor_limits
+
+MS = 1_000_000
+S = 1_000_000_000
+COEFFICIENTS = Coefficients(10e6, 0.5e6, 1e6, 0.0, 0.0)  # 10 ms + 0.5 ms per token + 1 ms per row
+
+
+def limits_of(policy=BatchingPolicy.SLO, **fields):
+    return BatchingLimits(4096, 32, 512, policy=policy, **fields)
+
+
+def run_of(limits):
+    executor = SimulatedExecutor(executor_limits(limits), COEFFICIENTS)
+    return ReplicaRun(limits, executor, FixedCostModel(COEFFICIENTS))
+
+
+def distinct(number, tokens):
+    return tuple(range(number * 10_000, number * 10_000 + tokens))
+
+
+def chunks_of(run, name):
+    """Per step: (start, tokens of ``name``, decode rows beside them)."""
+    found = []
+    for start_ns, plan in run.steps:
+        for row in plan.rows:
+            if row.sequence.request_id == name and len(row.tokens) > 1:
+                decodes = sum(len(other.tokens) == 1 for other in plan.rows)
+                found.append((start_ns, len(row.tokens), decodes))
+    return found
+
+
+def test_every_decode_is_in_every_step_before_any_prefill():
+    run = run_of(limits_of())
+    for number in range(3):
+        run.submit(Request(f"d{number}", 0, distinct(number, 10), 200))
+    run.submit(Request("p", S, distinct(9, 600), 5), S)
+    run.run()
+    for start_ns, plan in run.steps:
+        if S <= start_ns < run.token_ns[SequenceId("p", 0)][0]:
+            assert [len(row.tokens) for row in plan.rows[:3]] == [1, 1, 1]
+
+
+def test_prefill_chunk_fills_the_step_time_and_no_more():
+    run = run_of(limits_of(step_ns_max=60 * MS))
+    run.submit(Request("p", 0, distinct(1, 400), 1))
+    run.run()
+    sizes = [tokens for _, tokens, _ in chunks_of(run, "p")]
+    assert sizes[0] == 96  # (60 - 10) / 0.5 = 100 tokens, in sixteens
+    assert sum(sizes) == 400
+
+
+def test_chunk_is_bounded_in_tokens_too():
+    run = run_of(limits_of(step_ns_max=10 * S, chunk_tokens_max=64))
+    run.submit(Request("p", 0, distinct(1, 200), 1))
+    run.run()
+    assert [tokens for _, tokens, _ in chunks_of(run, "p")] == [64, 64, 64, 8]
+
+
+def test_chunk_leaves_residents_their_time_per_token():
+    """A stream that must have a token every 40 ms bounds the step although 100 ms are allowed."""
+    run = run_of(limits_of())
+    run.submit(Request("d", 0, distinct(1, 10), 60, ttft_due_ns=S, tpot_ns=40 * MS))
+    run.submit(Request("p", 500 * MS, distinct(2, 900), 5), 500 * MS)
+    run.run()
+    times = run.token_ns[SequenceId("d", 0)]
+    for number, at_ns in enumerate(times):
+        assert at_ns <= times[0] + number * 40 * MS
+    assert len(chunks_of(run, "p")) > 5
+
+
+def test_prefill_goes_on_however_little_time_the_residents_leave():
+    """The stream's target leaves 0.5 ms a step; the prompt still gets its share now and then."""
+    run = run_of(limits_of())
+    run.submit(Request("d", 0, distinct(1, 10), 400, ttft_due_ns=S, tpot_ns=12 * MS))
+    run.submit(Request("p", 500 * MS, distinct(2, 200), 5), 500 * MS)
+    run.run(until_ns=20 * S)
+    sizes = [tokens for _, tokens, _ in chunks_of(run, "p")]
+    assert max(sizes[5:]) == LEAN_TOKENS
+    steps = run.ends["p"].phases.prefill_ns / (20 * MS)
+    assert steps < (LEAN_STEPS_MAX + 1) * 200 / LEAN_TOKENS + 20
+
+
+def test_hopelessly_late_stream_holds_nobody_back():
+    """Its target cannot be met even in steps without prefill: prompts get whole steps."""
+    run = run_of(limits_of())
+    run.submit(Request("d", 0, distinct(1, 10), 100, ttft_due_ns=S, tpot_ns=5 * MS))
+    run.submit(Request("p", 500 * MS, distinct(2, 160), 5), 500 * MS)
+    run.run()
+    assert [tokens for _, tokens, _ in chunks_of(run, "p")] == [160]
+
+
+def test_earlier_deadline_goes_first_within_a_tier():
+    run = run_of(limits_of(sequences_max=1))
+    run.submit(Request("first", 0, distinct(0, 10), 5))
+    run.submit(Request("late", 1, distinct(1, 10), 5, ttft_due_ns=9 * S), 1)
+    run.submit(Request("early", 2, distinct(2, 10), 5, ttft_due_ns=2 * S), 2)
+    run.submit(Request("strict", 3, distinct(3, 10), 5, tier=0, ttft_due_ns=20 * S), 3)
+    run.submit(Request("lower", 4, distinct(4, 10), 5, tier=1, ttft_due_ns=1 * S), 4)
+    run.run()
+    assert sorted(run.end_ns, key=run.end_ns.__getitem__) == [
+        "first",
+        "early",
+        "late",
+        "strict",
+        "lower",
+    ]
+
+
+def test_few_prompts_are_half_computed_at_a_time():
+    """Each prompt is shorter than those before it and would go first; two are open at most."""
+    run = run_of(limits_of(sequences_max=16))
+    for number, tokens in enumerate((3000, 2000, 1000, 500)):
+        at_ns = number * 150 * MS
+        run.submit(Request(f"p{number}", at_ns, distinct(number, tokens), 2), at_ns)
+    run.run()
+    left: dict[str, int] = {}
+    most = 0
+    for _, plan in run.steps:
+        for row in plan.rows:
+            name = row.sequence.request_id
+            prompt = len(run.submitted[name].prompt)
+            left[name] = prompt - row.past_tokens - len(row.tokens)
+        most = max(most, sum(tokens > 0 for tokens in left.values()))
+    assert most == 2
+
+
+def test_fcfs_takes_a_fixed_number_of_tokens_in_order_of_arrival():
+    run = run_of(limits_of(BatchingPolicy.FCFS, chunk_tokens_max=100))
+    run.submit(Request("long", 0, distinct(1, 250), 50))
+    run.submit(Request("short", 1, distinct(2, 20), 5, tier=0), 1)
+    run.run()
+    assert [tokens for _, tokens, _ in chunks_of(run, "long")] == [100, 100, 50]
+    assert chunks_of(run, "short")[0][0] == chunks_of(run, "long")[2][0]
+
+
+def test_static_waits_for_a_batch_and_runs_it_to_its_end():
+    limits = limits_of(BatchingPolicy.STATIC, static_sequences=2, static_wait_ns=10 * S)
+    run = run_of(limits)
+    for number in range(4):
+        at_ns = number * 100 * MS
+        run.submit(
+            Request(f"r{number}", at_ns, distinct(number, 20), 10 + 30 * (number % 2)), at_ns
+        )
+    run.run()
+    first = {name: run.steps_first_ns(name) for name in run.ends}
+    assert first["r0"] == first["r1"] == 100 * MS
+    assert first["r2"] == first["r3"] == run.end_ns["r1"]
+    assert run.end_ns["r0"] < run.end_ns["r1"]
+
+
+def test_static_starts_a_smaller_batch_after_its_wait():
+    limits = limits_of(BatchingPolicy.STATIC, static_sequences=8, static_wait_ns=2 * S)
+    run = run_of(limits)
+    run.submit(Request("a", 0, distinct(1, 20), 5), at_ns=0)
+    run.submit(Request("b", 0, distinct(2, 20), 5), at_ns=S)
+    run.run()
+    assert run.steps_first_ns("a") == run.steps_first_ns("b") == 2 * S
+
+
+def test_continuous_policies_answer_a_burst_sooner_than_static():
+    ends = {}
+    for policy in BatchingPolicy:
+        run = run_of(limits_of(policy, static_sequences=4, sequences_max=4))
+        for number in range(12):
+            output = 10 if number % 4 else 100
+            run.submit(Request(f"r{number}", 0, distinct(number, 30), output))
+        run.run()
+        ends[policy] = max(run.end_ns.values())
+    assert ends[BatchingPolicy.SLO] < 0.75 * ends[BatchingPolicy.STATIC]
+    assert ends[BatchingPolicy.FCFS] < 0.75 * ends[BatchingPolicy.STATIC]
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_further_choices_wait_for_the_first_only_to_share_its_prompt(prefix_cache):
+    run = run_of(limits_of(prefix_cache=prefix_cache))
+    run.submit(Request("a", 0, distinct(1, 96), 4, choices=3))
+    run.run()
+    first = run.steps[0][1]
+    assert len(first.rows) == (1 if prefix_cache else 2)
+    again = 32 if prefix_cache else 96  # the last block's worth holds the last prompt token
+    assert run.computed_tokens("a") == (96 + 3) + 2 * (again + 3)
+
+
+def test_prediction_in_the_plan_is_the_cost_of_its_load():
+    run = run_of(limits_of())
+    run.submit(Request("a", 0, distinct(1, 50), 3))
+    run.run()
+    model = FixedCostModel(COEFFICIENTS)
+    assert run.steps[0][1].predicted_ns == model.step_ns(Load().with_chunk(0, 50))
+    assert run.steps[1][1].predicted_ns == model.step_ns(Load(1, 1, 51))
