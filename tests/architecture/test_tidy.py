@@ -6,6 +6,8 @@ longest functions are printed (``pytest -rP``) before they become too long.
 
 import ast
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -223,60 +225,71 @@ CORE_MAY_IMPORT = {
 }
 
 
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and full name of every imported module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, node.module or ""
+
+
 def test_core_imports_itself_and_pure_standard_modules_only(modules):
-    problems = []
-    for module in modules:
-        if not module.name.startswith("core/"):
-            continue
-        for node in ast.walk(module.tree):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            problems += [
-                f"{module.name}:{node.lineno} {name}"  # type: ignore[attr-defined]
-                for name in names
-                if name not in CORE_MAY_IMPORT and not name.startswith("sluice.core")
-            ]
+    problems = [
+        f"{module.name}:{line} {name}"
+        for module in modules
+        if module.name.startswith("core/")
+        for line, name in imports(module.tree)
+        if name not in CORE_MAY_IMPORT and not name.startswith("sluice.core")
+    ]
     assert not problems, problems
 
 
-# One importer per library, so that its types and its quirks stay in one place.
+# Who may import which library, so that its types and its quirks stay in one place.
 IMPORTERS = {
-    "aiohttp": set[str](),
-    "click": {"cli/"},
-    "httptools": {"server/"},
-    "jinja2": {"runtime/sandbox.py", "runtime/templates.py"},
-    "llguidance": {"runtime/grammar.py"},
-    "numpy": {"executors/"},
-    "openvino": {"executors/openvino", "runtime/prepare.py"},
-    "openvino_genai": {"executors/openvino", "runtime/prepare.py"},
-    "prometheus_client": {"telemetry/metrics.py"},
-    "psutil": {"executors/openvino"},
-    "rich": {"cli/"},
-    "starlette": {"server/"},
-    "tokenizers": {"runtime/tokenizing.py"},
-    "uvicorn": {"server/"},
-    "uvloop": {"wiring.py", "server/", "cli/serve.py"},
-    "zstandard": {"telemetry/segments.py"},
+    "click": ("cli/",),
+    "jinja2": ("runtime/sandbox.py", "runtime/templates.py"),
+    "llguidance": ("runtime/grammar.py",),
+    "msgspec": ("cli/", "cluster/", "runtime/", "server/", "telemetry/", "testing/", "wiring/"),
+    "numpy": ("executors/",),
+    "openvino": ("executors/openvino",),
+    "openvino_genai": ("executors/openvino",),
+    "prometheus_client": ("telemetry/metrics.py",),
+    "rich": ("cli/",),
+    "starlette": ("server/",),
+    "tokenizers": ("runtime/tokenizing.py",),
+    "uvicorn": ("server/",),
+    "uvloop": ("server/",),
+    "zstandard": ("telemetry/segments.py",),
 }
+# Dependencies that another one loads.
+LOADED_BY = {"httptools": "uvicorn", "openvino_tokenizers": "openvino_genai"}
 
 
-def test_each_library_has_its_importer(modules):
+def test_each_library_is_imported_where_it_belongs(modules):
     problems = []
     for module in modules:
-        for node in ast.walk(module.tree):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module]
-            for name in names:
-                allowed = IMPORTERS.get(name.split(".")[0])
-                if allowed is not None and not module.name.startswith(tuple(allowed)):
-                    problems.append(f"{module.name} imports {name}; only {sorted(allowed)} may")
+        for line, name in imports(module.tree):
+            library = name.split(".", maxsplit=1)[0]
+            if library in sys.stdlib_module_names or library == "sluice":
+                continue
+            allowed = IMPORTERS.get(library, ())
+            if not module.name.startswith(allowed):
+                problems.append(f"{module.name}:{line} {name}: allowed in {allowed or 'no module'}")
     assert not problems, "\n".join(problems)
+
+
+def test_each_dependency_is_used_and_has_its_reason(root, modules):
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    names = [re.split(r"[<>=~]", text)[0] for text in project["dependencies"]]
+    reasons = (root / "docs/decisions/0001-dependencies.md").read_text()
+    assert [
+        name for name in names if not re.search(rf"^\|[^|]*\b{name}\b", reasons, re.MULTILINE)
+    ] == []
+    used = {name.split(".")[0] for module in modules for _, name in imports(module.tree)}
+    libraries = {name.replace("-", "_") for name in names}
+    assert libraries - used == set(LOADED_BY)
+    assert set(IMPORTERS) | set(LOADED_BY) == libraries
 
 
 # The checks themselves, on small sources that break each rule.

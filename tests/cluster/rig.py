@@ -9,6 +9,7 @@ from typing import Any
 from sluice.cluster.gateway import LocalGateway
 from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel
+from sluice.config.sections import SloSection
 from sluice.core.fleet import Fleet
 from sluice.core.pools import PoolLimits
 from sluice.core.roster import BatchingLimits
@@ -33,7 +34,7 @@ def served_model(cls: type[ServedModel] = ServedModel, **values: Any) -> ServedM
         card=ModelCard("tiny", 0, 512),
         tokenizer=tokenizer,
         template=ChatTemplate(tokenizer.facts, lambda: None),  # type: ignore[arg-type,return-value]
-        request_ns_max=600 * S,
+        slo={"quick": SloSection(ttft_s=0.5, tpot_s=0.05)},
         new_id=lambda: f"call{next(numbers)}",
     )
 

@@ -51,7 +51,6 @@ def test_an_unknown_model_is_told_with_those_that_exist():
         call = Call(id="x", model="gpt-9", arrived_ns=0, prompt=rig.call().prompt)
         with pytest.raises(ModelNotFound, match="available: tiny"):
             await rig.gateway.generate(call)
-        rig.gateway.refused("gpt-9", "model_not_found")
         assert rig.value("refusals_total", "other", "model_not_found") == 1
         rig.check_empty()
 
@@ -269,6 +268,7 @@ def test_a_drain_lets_calls_finish_and_admits_none():
         with pytest.raises(Overloaded) as caught:
             await rig.generate("b")
         assert (caught.value.status, caught.value.reason) == (503, "draining")
+        assert not rig.gateway.readiness().ready
         assert (await ending(stream)).reason is EndReason.LENGTH
         await draining
         assert asyncio.get_running_loop().time() < 3

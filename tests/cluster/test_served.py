@@ -48,11 +48,19 @@ def test_without_a_limit_the_rest_of_the_context_is_the_limit():
     assert served.card.context_tokens_max == 320
 
 
-def test_the_life_of_a_request_is_bounded_by_the_earlier_deadline():
+def test_the_targets_of_a_request_are_those_of_its_class():
     served = served_model()
-    assert submitted(served, call()).request.deadline_ns == 605 * S
-    assert submitted(served, call(deadline_ns=9 * S)).request.deadline_ns == 9 * S
-    assert submitted(served, call(deadline_ns=999 * S)).request.deadline_ns == 605 * S
+    plain = submitted(served, call(deadline_ns=9 * S)).request
+    assert (plain.ttft_due_ns, plain.tpot_ns, plain.deadline_ns) == (None, None, 9 * S)
+    quick = submitted(served, call(slo_class="quick")).request
+    assert quick.ttft_due_ns == quick.arrived_ns + S // 2
+    assert (quick.tpot_ns, quick.slo_class) == (S // 20, "quick")
+
+
+def test_a_class_that_is_not_configured_is_refused_with_those_that_are():
+    with pytest.raises(InvalidRequest, match=r"'quik' is not configured; configured: quick") as no:
+        submitted(served_model(), call(slo_class="quik"))
+    assert no.value.param == "x-sluice-slo"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 GREEDY = Sampling(temperature=0.0)
 BLOCKS_EACH = 4
-OUTPUT_TOKENS = 24
+OUTPUT_TOKENS = 16
 
 # Ids, not text: the engine knows no text. Lengths cross the edges of blocks of 32.
 PROMPTS = [

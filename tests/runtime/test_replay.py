@@ -73,6 +73,14 @@ def test_pseudonyms_keep_equality_of_prefixes_under_one_key_only():
     assert len({prompt[:1] for prompt in first.values()} & {p[:1] for p in other.values()}) == 0
 
 
+def test_equal_tokens_get_different_pseudonyms_at_each_place():
+    recording = ReplicaRecording(b"k" * 32)
+    entry = recording.record(Submitted(Request("a", 0, (7,) * 50, 3)), 0, [])[0]
+    value = read_entry(entry)
+    assert isinstance(value, Submitted)
+    assert len(set(value.request.prompt)) == 50
+
+
 def test_first_difference_is_found():
     entries = recorded(3)
     start = read_entry(entries[0])

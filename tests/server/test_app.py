@@ -107,6 +107,7 @@ def test_a_request_id_is_made_or_kept(server, gateway):
     assert made.headers["x-request-id"] == gateway.recorded.calls[-1].id
     assert made.json()["id"] == f"chatcmpl-{gateway.recorded.calls[-1].id}"
     assert chat(server, {"x-request-id": "mine-7"}).headers["x-request-id"] == "mine-7"
+    assert gateway.recorded.calls[-1].client_id == "mine-7"
     # The call keeps an id of its own, because clients repeat theirs when they retry.
     assert gateway.recorded.calls[-1].id != "mine-7"
     assert chat(server, {"x-request-id": "mine-7"}, n=0).headers["x-request-id"] == "mine-7"

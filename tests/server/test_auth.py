@@ -70,6 +70,7 @@ def test_d14_only_listed_paths_answer_without_a_key(server, path, headers):
             assert answer.status in {200, 405}, (method, path)
             continue
         assert answer.status == 401, (method, path)
+        assert answer.headers["www-authenticate"] == "Bearer"
         if method != "HEAD":
             assert answer.error["code"] == "invalid_api_key"
             assert set(answer.error) == {"message", "type", "param", "code"}

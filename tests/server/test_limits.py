@@ -232,6 +232,16 @@ def test_a_broken_chunk_ends_its_request(serve_app):
     assert len(gateway.recorded.calls) == 1
 
 
+def test_a_later_head_has_no_more_time_than_the_first(serve_app, monkeypatch):
+    monkeypatch.setattr(serving, "_HEAD_S_MAX", 0.05)
+    server = serve_app(FakeGateway())
+    with connected(server) as opened:
+        opened.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        read_until(opened, b"}")
+        opened.sendall(b"GET /health HTTP/1.1\r\nhost:")
+        assert read_all(opened) == b""
+
+
 def test_an_idle_connection_is_closed(serve_app, monkeypatch):
     monkeypatch.setattr(serving, "_IDLE_S_MAX", 0.05)
     server = serve_app(FakeGateway())

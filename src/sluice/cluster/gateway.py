@@ -19,7 +19,7 @@ from msgspec import structs
 from sluice.cluster.local import ReplicaProcess
 from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel, ToolCalls
-from sluice.core.errors import ModelLoadError, ModelNotFound
+from sluice.core.errors import ModelLoadError, ModelNotFound, RequestError
 from sluice.core.events import (
     Abort,
     Arrived,
@@ -123,19 +123,19 @@ class LocalGateway:
         self._timer: asyncio.TimerHandle | None = None
         self._load_errors: dict[str, str] = {}
         self._changed = asyncio.Event()
+        self._draining = False
         self._processes = {replica_id: launch(replica_id, self) for replica_id in replicas}
 
     # ------------------------------------------------------------------------------------ server
 
     async def generate(self, call: Call) -> PieceStream:
         """Admit a call; see ``server.ports.Gateway``."""
-        served = self._models.get(call.model)
-        if served is None:
-            names = ", ".join(sorted(self._models))
-            raise ModelNotFound(
-                f"The model '{call.model}' does not exist here; available: {names}.", param="model"
-            )
-        submit = await served.submit(call)
+        try:
+            served = self._served(call.model)
+            submit = await served.submit(call)
+        except RequestError as error:
+            self.refused(call.model, error.code)
+            raise
         if submit.request.id in self._live:
             unique = f"{submit.request.id}~{next(self._serial)}"
             submit = Submit(
@@ -143,20 +143,27 @@ class LocalGateway:
             )
         request = submit.request
         stream = PieceStream(call.model, lambda: self._cancel(request.id))
-        self._live[request.id] = _Live(
-            submit, stream, served.tool_calls(call), self._clock()
-        )
-        self._observer.arrived(call.model, request)
+        self._live[request.id] = _Live(submit, stream, served.tool_calls(call), self._clock())
+        self._observer.arrived(call, request)
         self._handle(Arrived(call.model, request))
         stream.raise_refusal()
         return stream
+
+    def _served(self, model: str) -> ServedModel:
+        served = self._models.get(model)
+        if served is None:
+            names = ", ".join(sorted(self._models))
+            raise ModelNotFound(
+                f"The model '{model}' does not exist here; available: {names}.", param="model"
+            )
+        return served
 
     def models(self) -> Sequence[ModelCard]:
         """The models that clients can ask for."""
         return [served.card for served in self._models.values()]
 
     def readiness(self) -> Readiness:
-        """Whether every model has a replica that serves."""
+        """Whether calls are admitted and every model has a replica that serves."""
         pools = self.pools()
         statuses = tuple(
             ReplicaStatus(replica.id, replica.model, replica.state, replica.error)
@@ -169,7 +176,9 @@ class LocalGateway:
             if not any(replica.state is ReplicaState.READY for replica in pool.replicas)
         ]
         reason = f"no replica serves {', '.join(waiting)}" if waiting else ""
-        return Readiness(not waiting, reason, statuses)
+        if self._draining:
+            reason = "the server is draining"
+        return Readiness(not reason, reason, statuses)
 
     def pools(self) -> Sequence[PoolView]:
         """The models and replicas as the fleet sees them at this moment."""
@@ -201,8 +210,8 @@ class LocalGateway:
 
     async def drain(self, grace_s: float) -> None:
         """Admit nothing more and wait until every call has ended, at most about ``grace_s``."""
-        deadline_ns = self._clock() + int(grace_s * 1e9)
-        self._handle(FleetDraining(deadline_ns))
+        self._draining = True
+        self._handle(FleetDraining(self._clock() + int(grace_s * 1e9)))
         # The fleet ends calls at the deadline; a cancelled call, which it has forgotten, may be held
         # by a replica that hangs.
         with contextlib.suppress(TimeoutError):

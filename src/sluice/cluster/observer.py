@@ -12,7 +12,7 @@ from sluice.core.events import Dispatch, Reject, ReplicaLimits, Report
 from sluice.core.pools import PoolView
 from sluice.core.request import Request
 from sluice.runtime import messages
-from sluice.runtime.generation import Delta
+from sluice.runtime.generation import Call, Delta
 from sluice.telemetry import records
 from sluice.telemetry.journal import JournalWriter
 from sluice.telemetry.metrics import Metrics
@@ -54,15 +54,15 @@ class Observer:
 
     # ------------------------------------------------------------------------------------- calls
 
-    def arrived(self, model: str, request: Request) -> None:
+    def arrived(self, call: Call, request: Request) -> None:
         """A call was read, checked and tokenised."""
-        self._timings[request.id] = _Timing(model)
-        self._metrics.arrived(model)
+        self._timings[request.id] = _Timing(call.model)
+        self._metrics.arrived(call.model)
         self._write(
             records.RequestArrived(
                 self._clock(),
                 request.id,
-                model,
+                call.model,
                 request.arrived_ns,
                 len(request.prompt),
                 request.output_tokens_max,
@@ -71,6 +71,7 @@ class Observer:
                 request.tenant,
                 request.slo_class,
                 request.deadline_ns,
+                call.client_id,
             )
         )
 

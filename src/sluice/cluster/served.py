@@ -6,10 +6,11 @@ strings are carried out in the replica.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import assert_never
 
+from sluice.config.sections import SloSection
 from sluice.core.errors import ContextExceeded, InvalidRequest
 from sluice.core.events import ReplicaLimits
 from sluice.core.request import Request
@@ -36,8 +37,8 @@ _INLINE_CHARS_MAX = 16_384
 class ServedModel:
     """One model that clients can ask for.
 
-    ``limits`` are those of its replicas, ``None`` until one was ready. ``request_ns_max`` bounds
-    the life of a request. ``new_id`` gives ids for tool calls.
+    ``limits`` are those of its replicas, ``None`` until one was ready. ``slo`` holds the classes
+    that calls can name. ``new_id`` gives ids for tool calls.
     """
 
     def __init__(
@@ -45,14 +46,14 @@ class ServedModel:
         card: ModelCard,
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        request_ns_max: int,
+        slo: Mapping[str, SloSection],
         new_id: Callable[[], str],
     ) -> None:
         self._card = card
         self.limits: ReplicaLimits | None = None
         self._tokenizer = tokenizer
         self._template = template
-        self._request_ns_max = request_ns_max
+        self._slo = slo
         self._new_id = new_id
         self._tool_format = tool_format(tokenizer.facts.chat_template or "")
 
@@ -140,9 +141,7 @@ class ServedModel:
         output_tokens_max = call.output_tokens_max
         if output_tokens_max is None:
             output_tokens_max = max(1, self._context_tokens_max - len(prompt))
-        deadline_ns = call.arrived_ns + self._request_ns_max
-        if call.deadline_ns is not None:
-            deadline_ns = min(deadline_ns, call.deadline_ns)
+        slo = self._slo_of(call)
         return Request(
             id=call.id,
             arrived_ns=call.arrived_ns,
@@ -151,8 +150,22 @@ class ServedModel:
             choices=call.choices,
             tenant=call.tenant,
             slo_class=call.slo_class,
-            deadline_ns=deadline_ns,
+            ttft_due_ns=None if slo.ttft_s is None else call.arrived_ns + int(slo.ttft_s * 1e9),
+            tpot_ns=None if slo.tpot_s is None else int(slo.tpot_s * 1e9),
+            deadline_ns=call.deadline_ns,
         )
+
+    def _slo_of(self, call: Call) -> SloSection:
+        if not call.slo_class:
+            return SloSection()
+        slo = self._slo.get(call.slo_class)
+        if slo is None:
+            known = ", ".join(sorted(self._slo)) or "none"
+            raise InvalidRequest(
+                f"The SLO class '{call.slo_class}' is not configured; configured: {known}.",
+                param="x-sluice-slo",
+            )
+        return slo
 
     # -------------------------------------------------------------------------------------- text
 

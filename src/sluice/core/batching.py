@@ -11,7 +11,7 @@ after which it is never a victim.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.core.costmodel import CostModel, Load, chunk_tokens_max
 from sluice.core.lifecycle import SequenceState
@@ -30,7 +30,7 @@ from sluice.core.roster import BatchingLimits, BatchingPolicy, Roster
 from sluice.core.sequence import Generation, Sequence
 
 LEAN_TOKENS = 16  # a step that gives waiting prefills less than this is lean
-LEAN_STEPS_MAX = 3  # after so many in a row a step gives that much whatever its time budget
+LEAN_STEPS_MAX = 3  # after so many in a row a step gives prefill its time whatever is due
 CHUNK_ROUND = 16  # few different sizes of steps: kernels are prepared for each
 OPEN_PREFILLS_MAX = 2  # half-computed prompts hold blocks and give nothing
 BACKFILL_DEPTH = 8
@@ -198,8 +198,7 @@ class Batching:
             self._lean_steps = 0
             return
         budget = self._policy.budget(batch.decodes, batch.load, roster, now_ns)
-        minimum = self._minimum(batch, budget)
-        filling = _Filling(batch, budget, len(candidates), minimum, budget.tokens)
+        filling = self._filling(batch, budget, len(candidates))
         if joining and budget.admission is not Admission.NONE:
             for sequence in candidates:
                 sequence.order = self._policy.order(sequence, roster)
@@ -237,11 +236,19 @@ class Batching:
             return 0
         return self._blocked[1]
 
-    def _minimum(self, batch: Batch, budget: Budget) -> int:
-        """Tokens that the first prefill gets whatever the time budget says."""
-        if batch.decodes and self._lean_steps < LEAN_STEPS_MAX:
-            return 0
-        return min(LEAN_TOKENS, budget.tokens)
+    def _filling(self, batch: Batch, budget: Budget, open_prefills: int) -> "_Filling":
+        """The start of filling a step; after enough lean ones, with as much time as decode takes.
+
+        So prefill gets a fifth of the time at least, and ``LEAN_TOKENS`` whatever they take.
+        """
+        minimum = 0
+        if not batch.decodes or self._lean_steps >= LEAN_STEPS_MAX:
+            minimum = min(LEAN_TOKENS, budget.tokens)
+            if budget.step_ns is not None:
+                cost = self.roster.cost
+                twice_ns = int(2 * cost.step_ns(batch.load) * cost.margin)
+                budget = replace(budget, step_ns=max(budget.step_ns, twice_ns))
+        return _Filling(batch, budget, open_prefills, minimum, budget.tokens)
 
     def _extend(self, sequence: Sequence, filling: "_Filling") -> None:
         tokens = self._chunk_tokens(sequence, filling)
@@ -316,7 +323,7 @@ class Batching:
             return tokens
         batch = filling.batch
         tokens = chunk_tokens_max(self.roster.cost, batch.load, sequence.computed, step_ns, tokens)
-        if CHUNK_ROUND < tokens < pending:
+        if 4 * CHUNK_ROUND <= tokens < pending:
             tokens -= tokens % CHUNK_ROUND
         return max(tokens, min(filling.minimum, pending))
 

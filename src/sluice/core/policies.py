@@ -141,13 +141,17 @@ class SloPolicy:
     def budget(self, decodes: Seq[Sequence], load: Load, roster: Roster, now_ns: int) -> Budget:
         """The time until the first due token bounds the step.
 
+        Otherwise ``step_ns_max`` does, or twice the decode rows' own time on a model so slow that
+        they alone come near it: prefill would starve for a bound that cannot be kept anyway.
+
         A resident that cannot get back on time by its end, even in steps without prefill, no
         longer counts: holding prefill back for it would only make others late as well.
         """
         limits, cost = roster.limits, roster.cost
-        step_ns = limits.step_ns_max
+        step_ns = int(limits.step_ns_max * cost.margin)  # a mean, not a worst case
         if decodes:
             alone_ns = int(cost.step_ns(load) * cost.margin)
+            step_ns = max(step_ns, 2 * alone_ns)
             for sequence in decodes:
                 tpot_ns = sequence.generation.request.tpot_ns
                 due_ns = sequence.due_ns()

@@ -75,6 +75,8 @@ class OpenVinoExecutor:
         self._inputs: _StepInputs | None = None
         self._blocks_total = 0
         self._sequences: dict[SequenceId, SequenceSampling] = {}
+        self.inferred_ns = 0
+        """Time spent inside OpenVINO since the start; the rest of ``run`` is ours."""
 
     def load(self) -> ReplicaLimits:
         """Compile the model, allocate the pool and warm the kernels up; see ``StepExecutor``."""
@@ -132,11 +134,13 @@ class OpenVinoExecutor:
         states = [self._state(row) for row in sampling_rows]
         self._check(plan)
         self._inputs.fill(plan.rows)
+        filled_ns = time.monotonic_ns()
         try:
             self._request.infer()
         except RuntimeError as error:
             raise StepError(f"OpenVINO failed to compute the step: {error}") from error
         inferred_ns = time.monotonic_ns()
+        self.inferred_ns += inferred_ns - filled_ns
         sampled, logprobs = self._sample(sampling_rows, states)
         end_ns = time.monotonic_ns()
         return Outcome(sampled, end_ns - start_ns, end_ns - inferred_ns, logprobs)
@@ -161,7 +165,9 @@ class OpenVinoExecutor:
         vocab_size = self._graph.vocab_size
         for row in plan.rows:
             cells = row.past_tokens + len(row.tokens)
-            if not row.tokens or len(row.blocks) * BLOCK_SIZE < cells:
+            if not row.tokens:
+                raise StepError("a row has no token", (row.sequence,))
+            if len(row.blocks) * BLOCK_SIZE < cells:
                 raise StepError(
                     f"{len(row.blocks)} blocks cannot hold {cells} tokens", (row.sequence,)
                 )

@@ -56,7 +56,7 @@ class Call:
 
     ``arrived_ns`` is monotonic time at the first byte. ``output_tokens_max`` is ``None`` where the
     client set none: the rest of the context applies. ``stop`` are strings that end the output and are
-    not part of it.
+    not part of it. ``client_id`` is the id that the client gave the request, empty if none.
     """
 
     id: str
@@ -74,6 +74,7 @@ class Call:
     tenant: str = ""
     slo_class: str = ""
     deadline_ns: int | None = None
+    client_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

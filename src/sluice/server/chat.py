@@ -89,6 +89,7 @@ def call_of(request: ChatRequest, exchange: Exchange) -> Call:
         output_format=output_format_of(request.response_format),
         tenant=exchange.tenant,
         slo_class=slo_class_of(exchange),
+        client_id=exchange.client_id,
         deadline_ns=deadline_of(exchange),
     )
 

@@ -89,6 +89,7 @@ def calls_of(request: CompletionRequest, exchange: Exchange) -> list[Call]:
             ignore_end_token=bool(request.ignore_eos),
             tenant=exchange.tenant,
             slo_class=slo_class_of(exchange),
+            client_id=exchange.client_id,
             deadline_ns=deadline_of(exchange),
         )
         for number, prompt in enumerate(prompts)

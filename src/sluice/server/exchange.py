@@ -62,7 +62,8 @@ class Exchange:
         # ``serve`` notes when the first byte of the request came; another ASGI host does not.
         self.arrived_ns: int = scope.get("state", {}).get("arrived_ns", now_ns)
         self.call_id = call_id
-        self.request_id = self._own_request_id() or call_id
+        self.client_id = self._own_request_id() or ""
+        self.request_id = self.client_id or call_id
         self.tenant = ""
         self.model = ""
         self.handed_over = False

@@ -102,6 +102,8 @@ def problem_of(error: Exception) -> Problem:
     code = str(row.code or getattr(error, "code", "internal_error"))
     message = str(error) if row.shown and str(error) else _HIDDEN
     headers = [(b"x-sluice-reason", header_text(code))]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     if row.retry is not None:
         headers.append((b"x-should-retry", b"true" if row.retry else b"false"))
     param = getattr(error, "param", None)

@@ -89,6 +89,7 @@ def call_of(request: ResponsesRequest, exchange: Exchange) -> Call:
         output_format=_format(request),
         tenant=exchange.tenant,
         slo_class=slo_class_of(exchange),
+        client_id=exchange.client_id,
         deadline_ns=deadline_of(exchange),
     )
 

@@ -141,6 +141,6 @@ def _served(model: PreparedModel, settings: Settings) -> ServedModel:
         card=ModelCard(model.name, int(wall_s()), context_tokens_max),
         tokenizer=Tokenizer.load(model.folder),
         template=ChatTemplate(facts, lambda: datetime.now(UTC)),
-        request_ns_max=int(settings.server.request_s_max * 1e9),
+        slo=settings.slo,
         new_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
     )
