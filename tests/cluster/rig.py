@@ -14,7 +14,15 @@ from sluice.core.fleet import Fleet
 from sluice.core.pools import PoolLimits
 from sluice.core.roster import BatchingLimits
 from sluice.core.step import Plan
-from sluice.runtime.generation import Call, ChatPrompt, Delta, Finished, ModelCard, Piece, TokenPrompt
+from sluice.runtime.generation import (
+    Call,
+    ChatPrompt,
+    Delta,
+    Finished,
+    ModelCard,
+    Piece,
+    TokenPrompt,
+)
 from sluice.runtime.streams import PieceStream
 from sluice.runtime.templates import ChatTemplate
 from sluice.telemetry.metrics import Metrics
@@ -155,9 +163,7 @@ def text_of(seen: list[Piece], choice: int = 0) -> str:
 def chat(rig: Rig, content: str, **more: Any) -> Call:
     """A chat call of one message."""
     prompt = ChatPrompt([{"role": "user", "content": content}], **more)
-    return Call(
-        id="chat", model="tiny", arrived_ns=rig.clock(), prompt=prompt, output_tokens_max=5
-    )
+    return Call(id="chat", model="tiny", arrived_ns=rig.clock(), prompt=prompt, output_tokens_max=5)
 
 
 def in_virtual_time(work: Callable[[], Awaitable[None]]) -> None:

@@ -382,5 +382,3 @@ def test_d23_time_to_first_token_holds_the_queue_and_the_tokenising(served, more
         rig.check_empty()
 
     in_virtual_time(work)
-
-

@@ -50,7 +50,7 @@ def test_d15_every_value_is_shown_with_its_origin_and_secrets_masked(tmp_path):
     assert entries["server.listen"] == ('"127.0.0.1:8000"', "default")
     assert entries["server.grace"] == ('"5s"', "$SLUICE_SERVER__GRACE")
     assert entries["models.small.kv_bytes"] == ('"2GiB"', f"{file}:3")
-    assert entries["models.small.replicas.max"] == ("1", "default")
+    assert entries["models.small.replicas.min"] == ("1", "default")
     assert entries["catalogue.mirrors"] == (
         '["https://***@mirror/x"]',
         "--set",

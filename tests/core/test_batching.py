@@ -69,7 +69,7 @@ def test_chunk_leaves_residents_their_time_per_token():
     """A stream that must have a token every 40 ms bounds the step although 100 ms are allowed."""
     run = run_of(limits_of())
     run.submit(Request("d", 0, distinct(1, 10), 60, ttft_due_ns=S, tpot_ns=40 * MS))
-    run.submit(Request("p", 500 * MS, distinct(2, 900), 5), 500 * MS)
+    run.submit(Request("p", 20 * MS, distinct(2, 900), 5), 20 * MS)
     run.run()
     times = run.token_ns[SequenceId("d", 0)]
     for number, at_ns in enumerate(times):
@@ -84,7 +84,7 @@ def test_prefill_goes_on_however_little_time_the_residents_leave():
     run.submit(Request("p", 500 * MS, distinct(2, 200), 5), 500 * MS)
     run.run(until_ns=20 * S)
     sizes = [tokens for _, tokens, _ in chunks_of(run, "p")]
-    assert max(sizes[5:]) == LEAN_TOKENS
+    assert LEAN_TOKENS <= max(sizes[5:]) <= 23  # as much time as the decode row takes
     steps = run.ends["p"].phases.prefill_ns / (20 * MS)
     assert steps < (LEAN_STEPS_MAX + 1) * 200 / LEAN_TOKENS + 20
 

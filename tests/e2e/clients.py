@@ -160,7 +160,9 @@ def at_once(calls: Sequence[Callable[[], Result]]) -> list[Result]:
         return list(pool.map(lambda call: call(), calls))
 
 
-def flood(target: Target, requests: Sequence[tuple[str, str, bytes, Mapping[str, str]]]) -> list[int]:
+def flood(
+    target: Target, requests: Sequence[tuple[str, str, bytes, Mapping[str, str]]]
+) -> list[int]:
     """Send many small requests over a few kept connections; returns the status of each."""
     lanes = 4
 
@@ -175,4 +177,6 @@ def flood(target: Target, requests: Sequence[tuple[str, str, bytes, Mapping[str,
         connection.close()
         return statuses
 
-    return [status for part in at_once([lambda n=n: lane(n) for n in range(lanes)]) for status in part]  # type: ignore[misc]
+    return [
+        status for part in at_once([lambda n=n: lane(n) for n in range(lanes)]) for status in part
+    ]  # type: ignore[misc]

@@ -64,9 +64,7 @@ def server(
 
 
 @pytest.fixture
-def start(
-    smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Serve]:
+def start(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     """Starts servers of one model called ``tiny`` that end with the test."""
     started: list[ServerProcess] = []
 
@@ -78,7 +76,11 @@ def start(
     ) -> ServerProcess:
         given: Sequence[str] = (
             f"models.tiny.source={source or smollm2_folder}",
-            *(() if any("kv_bytes" in one for one in settings) else ("models.tiny.kv_bytes=64MiB",)),
+            *(
+                ()
+                if any("kv_bytes" in one for one in settings)
+                else ("models.tiny.kv_bytes=64MiB",)
+            ),
             *settings,
         )
         arguments = [part for one in given for part in ("--set", one)]

@@ -13,6 +13,7 @@ from tests.e2e.clients import (
     at_once,
     complete,
     connected,
+    events_of,
     open_stream,
     post,
     raw_request,
@@ -108,16 +109,26 @@ def test_d03_more_output_than_fits_is_refused_with_all_numbers(server: ServerPro
     assert {"2000", "200", "2048"} <= set(re.findall(r"\d+", answer.error["message"]))
 
 
-def test_d03_without_max_tokens_the_rest_of_the_context_is_the_limit(server: ServerProcess):
-    before = server.metrics()
-    prompt = words(2000)
-    whole = complete(server.target, "exact", prompt, ignore_eos=True)
-    streamed = open_stream(server.target, "exact", prompt, ignore_eos=True).rest()
-    assert whole.json()["choices"][0]["finish_reason"] == "length"
-    assert whole.json()["usage"]["completion_tokens"] == CONTEXT_TOKENS - 2000
-    assert stream_text(streamed) == whole.text
-    failed = ("sluice_requests_ended_total", "model=exact,reason=failed")
-    assert server.metrics()[failed] == before[failed]
+@pytest.mark.parametrize("stream", [False, True])
+def test_d03_without_max_tokens_the_rest_of_the_context_is_the_limit(server: ServerProcess, stream):
+    failed = "model=exact,reason=failed"
+    before = server.metric("requests_ended_total", failed)
+    body = {
+        "model": "exact", "messages": [{"role": "user", "content": "wonder " * 1950}],
+        "temperature": 0, "ignore_eos": True, "stream": stream,
+        **({"stream_options": {"include_usage": True}} if stream else {}),
+    }  # fmt: skip
+    answer = post(server.target, CHAT, body)
+    if stream:
+        *events, last, done = events_of(answer.body)
+        assert done == "[DONE]"
+        usage, finish = last["usage"], events[-1]["choices"][0]["finish_reason"]
+    else:
+        usage, finish = answer.json()["usage"], answer.json()["choices"][0]["finish_reason"]
+    assert 1950 < usage["prompt_tokens"] < CONTEXT_TOKENS
+    assert usage["total_tokens"] == CONTEXT_TOKENS
+    assert finish == "length"
+    assert server.metric("requests_ended_total", failed) == before
 
 
 # ------------------------------------------------------------------------------------------ D-04
@@ -231,7 +242,7 @@ def test_d09_the_limit_that_is_told_is_what_a_request_gets(server: ServerProcess
     cards = ask(server.target, "GET", "/v1/models").json()["data"]
     told = next(card for card in cards if card["id"] == "pool")
     assert told["max_model_len"] == POOL_TOKENS
-    answer = complete(server.target, "pool", words(POOL_TOKENS - 4), ignore_eos=True)
+    answer = complete(server.target, "pool", words(POOL_TOKENS - 4), max_tokens=4, ignore_eos=True)
     assert answer.json()["usage"]["total_tokens"] == POOL_TOKENS
     refused = complete(server.target, "pool", words(POOL_TOKENS - 4), max_tokens=5)
     assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")

@@ -3,18 +3,20 @@
 import json
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
 from sluice.telemetry.journal import JournalReader
-from sluice.telemetry.records import RequestEnded
+from sluice.telemetry.records import RequestEnded, Step
 from tests.e2e.clients import COMPLETIONS, complete, connected, open_stream, raw_request
 from tests.e2e.processes import ServerProcess, eventually
 
 pytestmark = pytest.mark.model
 
-# Stopping within a step of at most 0.1 s, plus what a busy machine adds.
-FREE_S_MAX = 0.1 + 0.25
+Kind = TypeVar("Kind")
+# From the end of a step to the ending in the journal: messages between processes, on a busy machine.
+NOTICED_S_MAX = 0.25
 LABELS = "model=exact"
 
 
@@ -58,31 +60,29 @@ def test_a_client_that_leaves_frees_its_blocks_at_once(
         left_ns = time.monotonic_ns()
     eventually(lambda: empty(server), 5.0)
     freed_s = (time.monotonic_ns() - left_ns) / 1e9
-    cancelled = [
-        one
-        for one in _endings_since(server, left_ns)
-        if one.reason == "cancelled" and one.model == "exact"
-    ]
-    assert len(cancelled) == 1
-    told_s = (cancelled[0].t_ns - left_ns) / 1e9
-    record_property("cancel_to_free_s", told_s)
-    assert told_s < FREE_S_MAX
-    assert freed_s < FREE_S_MAX + 0.5
+    endings = _written(server, RequestEnded, left_ns)
+    steps_ns = [one.t_ns for one in _written(server, Step, left_ns) if one.replica == "exact-0"]
+    cancelled = [one for one in endings if one.model == "exact"]
+    assert [one.reason for one in cancelled] == ["cancelled"]
+    record_property("cancel_to_free_s", (cancelled[0].t_ns - left_ns) / 1e9)
+    # The step that ran when the client left, and one more if that ended before it was noticed.
+    assert len(steps_ns) <= 2
+    assert (cancelled[0].t_ns - max([left_ns, *steps_ns])) / 1e9 < NOTICED_S_MAX
+    assert freed_s < 5.0
     assert (cancelled[0].decode_ns > 0) == (moment == "decode")
 
 
-def _endings_since(server: ServerProcess, since_ns: int) -> list[RequestEnded]:
-    found: list[RequestEnded] = []
+def _written(server: ServerProcess, kind: type[Kind], since_ns: int) -> list[Kind]:
+    """Records of a kind since a time; waits for the first, as journals are flushed with a delay."""
+    found: list[Kind] = []
 
-    def written() -> bool:
-        found[:] = [
-            one
-            for one in JournalReader(server.journal).records()
-            if isinstance(one, RequestEnded) and one.t_ns >= since_ns
-        ]
+    def look() -> bool:
+        entries = JournalReader(server.journal).entries()
+        records = [entry.record for entry in entries if isinstance(entry.record, kind)]
+        found[:] = [one for one in records if one.t_ns > since_ns]
         return bool(found)
 
-    eventually(written, 5.0, every_s=0.1)
+    eventually(look, 5.0, every_s=0.1)
     return found
 
 

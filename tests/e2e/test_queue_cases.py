@@ -44,7 +44,11 @@ def test_d06_clients_that_leave_the_queue_cost_nothing(server: ServerProcess, st
     running = open_stream(server.target, "one", "A tale:", max_tokens=60, ignore_eos=True)
     assert running.event()
     fields = {"model": "one", "prompt": "ghost " * 50, "max_tokens": 60, "stream": streaming}
-    with connected(server.target) as b, connected(server.target) as c, connected(server.target) as d:
+    with (
+        connected(server.target) as b,
+        connected(server.target) as c,
+        connected(server.target) as d,
+    ):
         for ghost in (b, c, d):
             ghost.sendall(raw_request(COMPLETIONS, fields))
         with connected(server.target) as e:
@@ -61,9 +65,10 @@ def test_d06_clients_that_leave_the_queue_cost_nothing(server: ServerProcess, st
     after = server.metrics()
 
     def grown(name: str, more: str = "") -> float:
-        return after[f"sluice_{name}", f"model=one{more}"] - before[
-            f"sluice_{name}", f"model=one{more}"
-        ]
+        return (
+            after[f"sluice_{name}", f"model=one{more}"]
+            - before[f"sluice_{name}", f"model=one{more}"]
+        )
 
     assert grown("requests_ended_total", ",reason=cancelled") == 3
     assert grown("prompt_tokens_total") < 10  # of A and E only

@@ -1,4 +1,4 @@
-"""The engine on the real model: exactness, isolation of rows, refusals, quality of the fast mode."""
+"""The engine on the real model: exactness, rows apart, refusals, quality of the fast mode."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -36,7 +36,7 @@ def test_a_given_size_is_rounded_down_to_whole_blocks():
 
 
 def test_a_pool_over_free_memory_is_refused_with_the_numbers():
-    with pytest.raises(MemoryShort, match="50000 bytes .* 40000 bytes are free"):
+    with pytest.raises(MemoryShort, match=r"50000 bytes .* 40000 bytes are free"):
         size_kv_pool(demand(50_000), 40_000)
 
 

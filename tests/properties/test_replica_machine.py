@@ -14,6 +14,8 @@ from sluice.core.events import (
     Draining,
     Emit,
     End,
+    ReplicaEffect,
+    ReplicaEvent,
     RunStep,
     SequenceEnded,
     StepDone,
@@ -22,6 +24,7 @@ from sluice.core.events import (
     WakeAt,
     Woken,
 )
+from sluice.core.lengths import HISTORY_MIN
 from sluice.core.replica import Replica
 from sluice.core.request import EndReason, Request, SequenceId
 from sluice.core.roster import BatchingLimits, BatchingPolicy
@@ -67,7 +70,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.requests: dict[str, Request] = {}
         self.output: dict[SequenceId, list[int]] = {}
         self.ends: dict[str, End] = {}
-        self.log: list = []
+        self.log: list[tuple[ReplicaEvent, int, list[ReplicaEffect]]] = []
         self.wake_ns: int | None = None
 
     def fresh(self) -> Replica:
@@ -98,6 +101,9 @@ class ReplicaMachine(RuleBasedStateMachine):
                     assert at_ns > self.now_ns
                     self.wake_ns = at_ns
         assert sum(isinstance(e, RunStep) for e in effects) <= 1
+        if self.limits.policy is not BatchingPolicy.FCFS and not self.optimistic:
+            # With a thin history outputs count with their limits: nothing is ever promised twice.
+            assert len(self.ends) >= HISTORY_MIN or self.replica.roster.preemptions == 0
 
     def check_end(self, end: End) -> None:
         self.ends[end.request_id] = end
@@ -115,20 +121,21 @@ class ReplicaMachine(RuleBasedStateMachine):
         assert end.preemptions <= 2 * request.choices
 
     @rule(
-        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=30),
+        common=st.sampled_from([0, 0, 9, 17]),
+        own=st.lists(st.integers(1, 2), min_size=1, max_size=20),
         output=st.integers(1, 50),
         choices=st.sampled_from([1, 1, 1, 1, 2, 3]),
         tier=st.integers(0, 2),
         timed=st.booleans(),
         patience_ms=st.one_of(st.none(), st.none(), st.integers(1, 9000)),
     )
-    def submit(self, prompt, output, choices, tier, timed, patience_ms):
+    def submit(self, common, own, output, choices, tier, timed, patience_ms):
         self.names += 1
         deadline_ns = None if patience_ms is None else self.now_ns + patience_ms * MS
         request = Request(
             f"r{self.names}",
             self.now_ns,
-            tuple(prompt),
+            (3,) * common + tuple(own),
             output,
             choices,
             tier,

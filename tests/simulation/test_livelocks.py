@@ -6,6 +6,7 @@ batch, or where a request is left without an ending.
 
 import pytest
 
+from sluice.core.events import Report, RunStep
 from sluice.core.policies import PREEMPTIONS_MAX
 from sluice.core.request import EndReason, Request, SequenceId
 from sluice.core.roster import BatchingLimits, BatchingPolicy
@@ -183,3 +184,32 @@ def test_request_preempted_as_often_as_allowed_needs_room_for_all_it_can_become(
     run.run()
     at_once = run.steps_first_ns("second") == 10 * MS
     assert at_once == (preemptions == 0)
+
+
+def test_preempted_sequence_does_not_come_back_in_the_same_step():
+    """What was freed for 16 steps of the others would be taken again at once."""
+    run = ReplicaRun(limits_of(BatchingPolicy.FCFS, blocks=13, prefix_cache=False))
+    for number in range(3):
+        run.submit(Request(f"r{number}", number, distinct(number, 12), 30), number)
+    run.run()
+    effects = next(
+        effects
+        for _, _, effects in run.events
+        if any(isinstance(effect, Report) and effect.preemptions for effect in effects)
+    )
+    report = next(effect for effect in effects if isinstance(effect, Report))
+    plan = next(effect.plan for effect in effects if isinstance(effect, RunStep))
+    assert len(plan.rows) == 3 - report.preemptions
+    assert all(len(row.tokens) == 1 for row in plan.rows)
+
+
+@pytest.mark.parametrize(("blocks", "beside"), [(20, False), (21, True)])
+def test_shared_blocks_count_once_in_looking_ahead(blocks, beside):
+    """Two requests share 9 blocks; when the first ends they have 4 and 3 more, a third one 5."""
+    run = ReplicaRun(limits_of(BatchingPolicy.SLO, blocks=blocks))
+    run.submit(Request("a", 0, (*distinct(1, 39), 7), 10))
+    run.submit(Request("b", 15 * MS, (*distinct(1, 39), 8), 10), 15 * MS)
+    run.submit(Request("c", 25 * MS, distinct(2, 12), 9), 25 * MS)
+    run.run()
+    assert (run.steps_first_ns("c") == 30 * MS) == beside
+    assert run.replica.roster.preemptions == 0

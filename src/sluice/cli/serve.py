@@ -88,7 +88,8 @@ def welcome(gateway: LocalGateway, settings: Settings, address: str) -> str:
         )
     key = ' -H "Authorization: Bearer $KEY"' if settings.server.api_key_digests else ""
     first = gateway.models()[0].id
-    body = f'{{"model": "{first}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    message = '{"role": "user", "content": "Hello"}'
+    body = f'{{"model": "{first}", "messages": [{message}], "max_tokens": 50}}'
     return "\n".join(
         (
             *lines,

@@ -7,6 +7,7 @@ their number, of addresses with a password the rest.
 import ast
 import inspect
 import itertools
+import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -64,11 +65,12 @@ def toml_value(value: Any, shape: Shape) -> str:
     if shape.unit is Unit.SIZE:
         return f'"{format_size(value)}"'
     if is_dataclass(value):
-        inner = keys_of(type(value)).values()  # type: ignore[arg-type]
-        parts = (
-            f"{key.name} = {toml_value(getattr(value, key.field), key.shape)}" for key in inner
+        given = (
+            f"{key.name} = {toml_value(getattr(value, key.field), key.shape)}"
+            for key in keys_of(shape.form).values()
+            if getattr(value, key.field) is not None
         )
-        return "{ " + ", ".join(parts) + " }"
+        return "{ " + ", ".join(given) + " }"
     if isinstance(value, Mapping):
         item = shape_of(shape.items[1])
         parts = (f"{dotted((name,))} = {toml_value(v, item)}" for name, v in value.items())
@@ -79,8 +81,9 @@ def toml_value(value: Any, shape: Shape) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | Path):
-        return '"' + _masked(str(value)).replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        # A JSON string is a TOML string too.
+        return json.dumps(_masked(str(value)), ensure_ascii=False)
+    return str(value)
 
 
 @cache

@@ -104,14 +104,15 @@ class ReplicaRange:
     """How many replicas a model has."""
 
     min: Positive = 1
-    """Replicas that always run."""
+    """Replicas that always run. Each is a process with its own copy of the model, and they share
+    the processors; more than one pays on machines with several memory nodes."""
 
-    max: Positive = 1
-    """Replicas that may run at once. Each embedded one is a process with its own copy of the model,
-    and they share the processors; more than one pays on machines with several memory nodes."""
+    max: Positive | None = None
+    """Replicas that may run at once. Unset: as many as ``min``. More than ``min`` needs
+    autoscaling, which does not exist, so it is refused."""
 
     warm: Count = 0
-    """Replicas kept loaded beyond those that serve, to take over within seconds."""
+    """Replicas kept loaded beyond those that serve. Needs autoscaling too; only 0 is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +121,15 @@ class ModelSection:
 
     source: str
     """Where the model comes from: a catalogue name (``sluice models list``), the path of a GGUF
-    file or of a folder with OpenVINO IR, ``hf:ORG/REPO/FILE.gguf``, or ``sim:MODEL@GPUxN``."""
+    file or of a folder with OpenVINO IR, or ``hf:ORG/REPO/FILE.gguf``."""
 
-    engine: Literal["openvino", "simulated"] = "openvino"
-    """What computes the steps. ``simulated`` invents tokens at the pace of a cost model and is for
-    trials without hardware."""
+    engine: Literal["openvino"] = "openvino"
+    """What computes the steps."""
 
     numerics: Literal["fast", "exact"] = "fast"
     """``fast`` lets a result depend on what else is in the batch, as all fast engines do. ``exact``
-    gives the same output whatever shares the batch, at about half the speed; use it to reproduce or
-    to compare."""
+    gives the same output whatever shares the batch and is slower, in prefill most of all; use it to
+    reproduce or to compare."""
 
     context_tokens_max: Positive | None = None
     """Longest prompt plus output, in tokens. Unset: what the model was trained for. Lower it to let
@@ -140,14 +140,15 @@ class ModelSection:
     ``sequences_max`` and the context. Set it where other programs need the rest."""
 
     sequences_max: Positive = 32
-    """Sequences that generate at the same time on one replica. More raise throughput and slow each
-    one down; beyond 32 a two-core machine gains little."""
+    """Sequences that generate at the same time on one replica. More raise throughput, slow each one
+    down and need more memory for the KV pool."""
 
     threads: Positive | None = None
-    """Processor threads of one replica. Unset: all physical cores divided by the replicas."""
+    """Processor threads of one replica. Unset: the engine's own choice for a single replica, an
+    equal share of the processors for several."""
 
     replicas: ReplicaRange = field(default_factory=ReplicaRange)
-    """Number of replicas, as ``{ min = 1, max = 2, warm = 1 }``."""
+    """Number of replicas, for example ``{ min = 2 }``."""
 
     policy: Literal["slo", "fcfs", "static"] = "slo"
     """Order of work. ``slo`` keeps every running sequence inside its target and orders prompts by
@@ -179,9 +180,6 @@ class ModelSection:
     have gone."""
 
 
-OverloadStep = Literal["queue", "refuse"]
-
-
 @dataclass(frozen=True, slots=True)
 class SloSection:
     """Latency targets of one class of requests, ``[slo.NAME]``; clients pick it by
@@ -192,15 +190,6 @@ class SloSection:
 
     tpot_s: Seconds | None = None
     """Target for the time per output token after the first."""
-
-    e2e_s: Seconds | None = None
-    """Target for the whole answer."""
-
-    percentile: Annotated[float, Range(low=50, high=100)] = 95.0
-    """Share of requests, in percent, that must meet the targets."""
-
-    overload: tuple[OverloadStep, ...] = ("queue", "refuse")
-    """What happens, in order, when the targets cannot be met."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,16 +114,21 @@ def _server_conflicts(server: ServerSection) -> Iterator[Conflict]:
 def _model_conflicts(name: str, model: ModelSection) -> Iterator[Conflict]:
     here = ("models", name)
     replicas = model.replicas
-    if replicas.min > replicas.max:
+    if replicas.max is not None and replicas.min > replicas.max:
         yield Conflict(
             ((*here, "replicas", "min"), (*here, "replicas", "max")),
             f"min = {replicas.min} is above max = {replicas.max}",
         )
-    elif replicas.min + replicas.warm > replicas.max:
+    elif replicas.max not in {None, replicas.min}:
         yield Conflict(
-            ((*here, "replicas", "warm"), (*here, "replicas", "max"), (*here, "replicas", "min")),
-            f"min + warm = {replicas.min + replicas.warm} is above max = {replicas.max}; "
-            "warm replicas run too",
+            ((*here, "replicas", "max"), (*here, "replicas", "min")),
+            f"max = {replicas.max} needs autoscaling, which does not exist; set min to the number "
+            "of replicas and leave max out",
+        )
+    if replicas.warm:
+        yield Conflict(
+            ((*here, "replicas", "warm"),),
+            "warm replicas need autoscaling, which does not exist; leave warm out",
         )
     if model.policy == "static" and model.static_batch > model.sequences_max:
         yield Conflict(
@@ -131,21 +136,8 @@ def _model_conflicts(name: str, model: ModelSection) -> Iterator[Conflict]:
             f"static_batch = {model.static_batch} can never be reached with "
             f"sequences_max = {model.sequences_max}",
         )
-    if model.source.startswith("sim:") != (model.engine == "simulated"):
-        yield Conflict(
-            ((*here, "engine"), (*here, "source")),
-            f'source = "{model.source}" does not go with engine = "{model.engine}"; sim: sources '
-            'need engine = "simulated", and only they do',
-        )
 
 
 def _slo_conflicts(name: str, slo: SloSection) -> Iterator[Conflict]:
-    here = ("slo", name)
-    if slo.ttft_s is None and slo.tpot_s is None and slo.e2e_s is None:
-        yield Conflict((here,), "an SLO class needs at least one of ttft, tpot and e2e")
-    if len(set(slo.overload)) != len(slo.overload):
-        yield Conflict(((*here, "overload"),), "each step of overload can stand once")
-    if slo.overload[-1:] != ("refuse",):
-        yield Conflict(
-            ((*here, "overload"),), 'the last step of overload must be "refuse": queues are bounded'
-        )
+    if slo.ttft_s is None and slo.tpot_s is None:
+        yield Conflict((("slo", name),), "an SLO class needs at least one of ttft and tpot")

@@ -270,7 +270,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """End the request towards its client: its replica was lost and it cannot be dispatched again."""
+    """End the request towards its client: its replica was lost and it is not dispatched again."""
 
     request_id: str
     reason: EndReason

@@ -94,9 +94,10 @@ class FcfsPolicy:
         return Budget(tokens, None, Admission.AS_COMPUTED)
 
     def fits(self, candidate: Sequence, roster: Roster, ahead: Reservation | None) -> bool:
-        if candidate.preemptions < PREEMPTIONS_MAX and not _strict_residents(roster):
-            return True
-        return _fits_at_peak(candidate, roster, None)
+        concerned = (candidate, *roster.residents)
+        if any(sequence.preemptions >= PREEMPTIONS_MAX for sequence in concerned):
+            return _fits_at_peak(candidate, roster, None)
+        return True
 
     def reserve(self, head: Sequence, roster: Roster) -> Reservation | None:
         return None
@@ -203,10 +204,6 @@ def holding(sequence: Sequence, roster: Roster) -> Holding:
         private=roster.ledger.private(table),
         blocks=len(table.blocks),
     )
-
-
-def _strict_residents(roster: Roster) -> bool:
-    return any(sequence.preemptions >= PREEMPTIONS_MAX for sequence in roster.residents)
 
 
 def _fits_at_peak(candidate: Sequence, roster: Roster, ahead: Reservation | None) -> bool:

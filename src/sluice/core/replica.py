@@ -75,7 +75,7 @@ class Replica:
         self._woken_at_ns: int | None = None
         self._drain_ns: int | None = None
         self._drained = False
-        self._leaving: list[Generation] = []
+        self._leaving: list[tuple[Generation, EndReason, str]] = []
 
     def handle(self, event: ReplicaEvent, now_ns: int) -> Effects:
         """Take one event at the time ``now_ns``; raises ``InternalError`` on a driver's mistake."""
@@ -97,7 +97,9 @@ class Replica:
                 assert_never(event)
         self._expire(now_ns, effects)
         if self._running is None:
-            self._start_step(now_ns, effects)
+            batch = self._batching.plan(now_ns)
+            if batch is not None:
+                effects.append(self._run(batch))
         effects.append(self._report())
         self._wish_to_wake(now_ns, effects)
         if self._drain_ns is not None and not self._generations and not self._drained:
@@ -193,11 +195,6 @@ class Replica:
 
     # ------------------------------------------------------------------------------------ steps
 
-    def _start_step(self, now_ns: int, effects: Effects) -> None:
-        batch = self._batching.plan(now_ns)
-        if batch is not None:
-            effects.append(self._run(batch))
-
     def _run(self, batch: Batch) -> RunStep:
         self._steps += 1
         rows = [
@@ -252,7 +249,7 @@ class Replica:
         if sequence.computed % self.limits.block_size < count:
             self.roster.ledger.publish(sequence.table, sequence.tokens, sequence.computed)
         generation = sequence.generation
-        if sampled is None or generation.ending is not None:
+        if sampled is None or generation.leaving:
             return None
         sequence.tokens.append(sampled.token)
         sequence.produced += 1
@@ -305,21 +302,19 @@ class Replica:
     ) -> None:
         """End a request before its time: at once, or after the running step where that holds it."""
         generation = self._generations.get(request_id)
-        if generation is None or generation.ending is not None:
+        if generation is None or generation.leaving:
             return
         if self._running is not None and self._running[1].holds(generation):
-            generation.ending = (reason, error)
-            self._leaving.append(generation)
+            generation.leaving = True
+            self._leaving.append((generation, reason, error))
         else:
             self._close(generation, reason, error, now_ns, effects)
 
     def _settle(self, now_ns: int, effects: Effects) -> None:
         """End the requests that waited for a step to be over."""
         leaving, self._leaving = self._leaving, []
-        for generation in leaving:
-            if generation.ending is not None:
-                reason, error = generation.ending
-                self._close(generation, reason, error, now_ns, effects)
+        for generation, reason, error in leaving:
+            self._close(generation, reason, error, now_ns, effects)
 
     def _close(
         self, generation: Generation, reason: EndReason, error: str, now_ns: int, effects: Effects

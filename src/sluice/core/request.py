@@ -44,8 +44,8 @@ class Request:
 
     ``arrived_ns`` is the instant at which the first byte of the request was accepted, before
     tokenising. ``ttft_due_ns`` and ``tpot_ns`` are the targets of its SLO class, ``None`` where it
-    has none. ``deadline_ns`` is the instant after which an answer is worthless to the caller. Tier 0
-    is the strictest.
+    has none. ``deadline_ns`` is the instant after which an answer is worthless to the caller. Tier
+    0 is the strictest.
     """
 
     id: str

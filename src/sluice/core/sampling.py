@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 class Sampling:
     """How the tokens of one sequence are chosen. Defaults are plain sampling at temperature 1.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 switch their filter off.
-    Penalties follow the OpenAI definition (presence, frequency: over generated tokens) and the usual
-    one (repetition: divides or multiplies logits of tokens in prompt and output). ``logit_bias`` maps
-    token ids to additions. ``seed`` makes the sequence reproducible whatever shares its batch;
-    ``None`` lets the executor choose. ``logprobs_top`` is ``None`` for no log-probabilities, else the
-    number of alternatives (0 to 20) beside the sampled token's own.
+    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 switch their filter
+    off. Penalties follow the OpenAI definition (presence, frequency: over generated tokens) and the
+    usual one (repetition: divides or multiplies logits of tokens in prompt and output).
+    ``logit_bias`` maps token ids to additions. ``seed`` makes the sequence reproducible whatever
+    shares its batch; ``None`` lets the executor choose. ``logprobs_top`` is ``None`` for no
+    log-probabilities, else the number of alternatives (0 to 20) beside the sampled token's own.
     """
 
     temperature: float = 1.0

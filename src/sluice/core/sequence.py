@@ -88,7 +88,7 @@ class Sequence:
 class Generation:
     """A request on this replica, from submission to its one ending.
 
-    ``ending`` is set when it must end but a running step still holds some of its blocks.
+    ``leaving`` is set when it must end but a running step still holds some of its blocks.
     ``reasons`` holds why choices ended, ``cached_tokens`` what the first one found in the prefix
     cache when it became resident.
     """
@@ -98,7 +98,7 @@ class Generation:
     clock: PhaseClock
     sequences: tuple[Sequence, ...] = ()
     reasons: dict[int, EndReason] = field(default_factory=dict)
-    ending: tuple[EndReason, str] | None = None
+    leaving: bool = False
     prompt_computed: bool = False
     cached_tokens: int | None = None
 

@@ -1,7 +1,7 @@
 """What one forward pass computes, and what came of it.
 
-These values are the contract between the batching policy, which plans, and a ``StepExecutor``, which
-computes. Nothing here decides anything.
+These values are the contract between the batching policy, which plans, and a ``StepExecutor``,
+which computes. Nothing here decides anything.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class Row:
     """One sequence's share of a step.
 
     ``tokens`` are the ids to compute, for positions ``past_tokens`` onward; their KV goes to the
-    cells of ``blocks``, the sequence's whole block table in order (at least
-    ``ceil((past_tokens + len(tokens)) / block_size)`` entries). ``sample`` asks for one token from the
-    logits of the last position.
+    cells of ``blocks``, the sequence's whole block table in order (at least ``ceil((past_tokens +
+    len(tokens)) / block_size)`` entries). ``sample`` asks for one token from the logits of the last
+    position.
     """
 
     sequence: SequenceId

@@ -1,7 +1,7 @@
 """The protocol by which computed steps enter the product, and its values.
 
-A ``StepExecutor`` computes what it is told; it plans nothing, queues nothing, knows no client and no
-text. It is driven by one thread. Batching policy lives in ``core``; stop strings, grammars and
+A ``StepExecutor`` computes what it is told; it plans nothing, queues nothing, knows no client and
+no text. It is driven by one thread. Batching policy lives in ``core``; stop strings, grammars and
 detokenising live in ``runtime``.
 """
 

@@ -2,12 +2,15 @@
 
 Decided here: how OpenVINO GenAI is made to write IR. Started by ``openvino_ir``; leaves the IR and
 OpenVINO's own tokenizer in FOLDER, which nobody reads before the process has ended with code 0.
+What GenAI does to weights is corrected in ``openvino_weights``.
 """
 
 import sys
 from pathlib import Path
 
 import openvino_genai
+
+from sluice.executors.openvino_weights import restore_weights
 
 
 def convert(source: Path, folder: Path) -> None:
@@ -21,6 +24,7 @@ def convert(source: Path, folder: Path) -> None:
         openvino_genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
     finally:
         link.unlink()
+    restore_weights(folder, source)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def size_kv_pool(demand: KvDemand, free_bytes: int) -> KvSize:
     if size.blocks_total < 1 or size.pool_bytes > free_bytes:
         raise MemoryShort(
             f"a KV pool of {pool_bytes} bytes ({size.blocks_total} blocks of {demand.block_bytes} "
-            f"bytes, {demand.block_size} tokens each) does not fit: {free_bytes} bytes are free and "
+            f"bytes, {demand.block_size} tokens each) does not fit: {free_bytes} bytes are free, "
             f"one block is the least; change kv_bytes or lower context_tokens_max"
         )
     return size

@@ -1,7 +1,7 @@
-"""What a caller asks for and gets back, in text: the values between the HTTP server and the gateway.
+"""What a caller asks for and gets back, in text: the values between HTTP server and gateway.
 
-Values only. This module imports ``core`` alone, so that ``server`` can share it with the layers that
-serve the call without seeing any of them.
+Values only. This module imports ``core`` alone, so that ``server`` can share it with the layers
+that serve the call without seeing any of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,8 +55,8 @@ class Call:
     """One request of a client, checked for shape, not yet tokenised.
 
     ``arrived_ns`` is monotonic time at the first byte. ``output_tokens_max`` is ``None`` where the
-    client set none: the rest of the context applies. ``stop`` are strings that end the output and are
-    not part of it. ``client_id`` is the id that the client gave the request, empty if none.
+    client set none: the rest of the context applies. ``stop`` are strings that end the output and
+    are not part of it. ``client_id`` is the id that the client gave the request, empty if none.
     """
 
     id: str
@@ -134,8 +134,8 @@ class ChoiceEnded:
 class Finished:
     """The call is over; always the last piece, and exactly one.
 
-    ``reason`` is ``STOP`` or ``LENGTH`` where every choice completed. Any other reason means that the
-    answer is not whole; ``error`` then says why, in words for the client.
+    ``reason`` is ``STOP`` or ``LENGTH`` where every choice completed. Any other reason means that
+    the answer is not whole; ``error`` then says why, in words for the client.
     """
 
     reason: EndReason

@@ -69,8 +69,8 @@ def set_up(
     root = logging.getLogger()
     root.handlers[:] = [output]
     root.setLevel(level.upper())
-    # Requests are in the journal and the metrics; the HTTP server would log each of them again.
-    for chatty in ("uvicorn.access", "asyncio"):
+    # Requests are in the journal and the metrics, starts and stops are told by the command.
+    for chatty in ("uvicorn", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
