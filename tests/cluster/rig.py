@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -34,7 +34,9 @@ S = 1_000_000_000
 LIMITS = BatchingLimits(400, 4, 100, sequences_max=4, queue_places=100, queue_wait_ns_max=None)
 
 
-def served_model(cls: type[ServedModel] = ServedModel, **values: Any) -> ServedModel:
+def served_model(
+    cls: type[ServedModel] = ServedModel, values: Mapping[str, Any] = {}
+) -> ServedModel:
     """The tiny tokenizer's model, as the gateway serves it."""
     tokenizer = tokenizer_of(byte_level_values(**values))
     numbers = itertools.count(1)
@@ -121,6 +123,12 @@ class Rig:
     def metrics_families(self) -> list[Any]:
         self.gateway.metrics()
         return list(self.metrics.collect())
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        """Let virtual time pass until something holds."""
+        async with asyncio.timeout(3600):
+            while not holds():  # noqa: ASYNC110 - time is virtual
+                await asyncio.sleep(0.05)
 
     def check_empty(self) -> None:
         """Nothing is held for anybody: no call, place, timing, block or sequence."""

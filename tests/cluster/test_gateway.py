@@ -117,7 +117,7 @@ def test_d07_a_full_queue_refuses_and_the_advice_follows_the_expected_wait():
             (429, "queue_full", 3)
         }
         assert all(one.retry_after_s and one.retry_after_s > 0 for one in refusals)
-        advice.append(refusals[0].retry_after_s)
+        advice.append(refusals[0].retry_after_s or 0.0)
         for stream in streams:
             await ending(stream)
         rig.check_empty()
@@ -216,28 +216,17 @@ def test_a_replica_that_always_crashes_becomes_visible_and_its_calls_end():
     async def work() -> None:
         rig = Rig()
         await rig.gateway.start()
+        poison = await rig.generate("poison", output=50)
         for _ in range(5):
-            stream = await rig.generate("poison", output=50)
-            await asyncio.sleep(0.05)
+            await rig.until(lambda: rig.process.replica is not None)
             rig.process.crash()
-            while rig.process.replica is None and rig.gateway._live:
-                await asyncio.sleep(0.1)
-            if rig.process.replica is not None:
-                rig.process.crash()
-            assert (await ending(stream)).reason is EndReason.FAILED
-            while rig.process.replica is None and not _in_crash_loop(rig):
-                await asyncio.sleep(0.1)
-            if _in_crash_loop(rig):
-                break
-        assert _in_crash_loop(rig)
+        # Two lost replicas are enough to give a request up: it may be the cause.
+        assert (await ending(poison)).reason is EndReason.FAILED
+        assert rig.gateway.readiness().replicas[0].state == "crash_loop"
         assert "no replica serves tiny" in rig.gateway.readiness().reason
         rig.check_empty()
 
     in_virtual_time(work)
-
-
-def _in_crash_loop(rig: Rig) -> bool:
-    return any(one.state == "crash_loop" for one in rig.gateway.readiness().replicas)
 
 
 # -------------------------------------------------------------------------------- start and end
@@ -328,8 +317,9 @@ def test_calls_spread_over_replicas_and_move_when_one_is_lost():
     async def work() -> None:
         rig = Rig(limits=ONE_SLOT, replicas=2)
         await rig.gateway.start()
-        while not all(one.state == "ready" for one in rig.gateway.readiness().replicas):
-            await asyncio.sleep(0.1)
+        await rig.until(
+            lambda: all(one.state == "ready" for one in rig.gateway.readiness().replicas)
+        )
         streams = [await rig.generate(name, output=5) for name in "ab"]
         assert {stream.replica for stream in streams} == {"tiny-0", "tiny-1"}
         rig.processes[streams[0].replica].crash()

@@ -1,4 +1,4 @@
-"""The loop of a replica process: messages in, steps, text and endings out, one request's faults its own."""
+"""The loop of a replica process: messages in; steps, text and endings out; faults kept to one."""
 
 from collections.abc import Sequence
 
@@ -191,7 +191,7 @@ def test_what_is_wrong_with_one_request_ends_that_one_only(grammar, words):
 
 
 def test_a_request_that_cannot_be_set_up_costs_no_step():
-    inbox, executor = run([submit("bad", 4, "refused")])
+    _, executor = run([submit("bad", 4, "refused")])
     assert executor.plans == []
 
 

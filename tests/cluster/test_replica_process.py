@@ -12,7 +12,7 @@ import pytest
 
 from sluice.cluster import local
 from sluice.cluster.local import ReplicaProcess
-from sluice.runtime.messages import Cancel, DrainDone, FromReplica, LoadFailed
+from sluice.runtime.messages import Cancel, FromReplica, LoadFailed
 
 # What each child does once it has its channel; it speaks through the real one.
 CHILD = """

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from sluice.cluster.served import ServedModel
 from sluice.core.errors import ContextExceeded, InvalidRequest
 from sluice.core.events import ReplicaLimits
 from sluice.core.sampling import Sampling
 from sluice.runtime.generation import Call, ChatPrompt, Delta, OutputFormat, TextPrompt, TokenPrompt
 from sluice.runtime.messages import Submit
-from tests.cluster.rig import S, Rig, in_virtual_time, served_model
+from tests.cluster.rig import Rig, S, in_virtual_time, served_model
 
 TOOLS_TEMPLATE = (
     "{% if tools %}<tool_call>{{ tools | tojson }}</tool_call>{% endif %}"
@@ -22,11 +23,14 @@ TOOL = {
 }
 
 
-def call(prompt=TokenPrompt((1, 2, 3)), **more) -> Call:
+THREE = TokenPrompt((1, 2, 3))
+
+
+def call(prompt=THREE, **more) -> Call:
     return Call(id="c", model="tiny", arrived_ns=5 * S, prompt=prompt, **more)
 
 
-def submitted(served, one: Call) -> Submit:
+def submitted(served: ServedModel, one: Call) -> Submit:
     return asyncio.run(served.submit(one))
 
 
@@ -141,7 +145,7 @@ def tool_call(choice: str = "auto") -> Call:
 
 
 def test_tool_markers_stay_visible_only_where_tools_were_offered():
-    served = served_model(**{"tokenizer.chat_template": TOOLS_TEMPLATE})
+    served = served_model(values={"tokenizer.chat_template": TOOLS_TEMPLATE})
     assert submitted(served, call()).rules.visible_tokens == ()
     assert served.tool_calls(call()) is None
     assert served.tool_calls(tool_call("none")) is None
@@ -149,7 +153,7 @@ def test_tool_markers_stay_visible_only_where_tools_were_offered():
 
 
 def test_a_required_tool_holds_the_output_to_a_grammar():
-    served = served_model(**{"tokenizer.chat_template": TOOLS_TEMPLATE})
+    served = served_model(values={"tokenizer.chat_template": TOOLS_TEMPLATE})
     assert submitted(served, tool_call()).grammar is None
     grammar = submitted(served, tool_call("required")).grammar
     assert grammar is not None
@@ -157,7 +161,7 @@ def test_a_required_tool_holds_the_output_to_a_grammar():
 
 
 def test_tool_calls_are_taken_out_of_the_text_of_their_choice():
-    served = served_model(**{"tokenizer.chat_template": TOOLS_TEMPLATE})
+    served = served_model(values={"tokenizer.chat_template": TOOLS_TEMPLATE})
     tools = served.tool_calls(tool_call())
     assert tools is not None
     pieces = ['Well<tool_call>\n{"name": "look", ', '"arguments": {}}\n</tool_call>']
@@ -173,7 +177,7 @@ def test_tool_calls_are_taken_out_of_the_text_of_their_choice():
 
 
 def test_a_long_prompt_is_tokenised_beside_the_event_loop():
-    served = replace_limits(served_model(**{"llama.context_length": 100_000}))
+    served = replace_limits(served_model(values={"llama.context_length": 100_000}))
 
     async def work() -> tuple[Submit, int]:
         turns = 0
@@ -188,6 +192,6 @@ def test_a_long_prompt_is_tokenised_beside_the_event_loop():
     assert turns > 3
 
 
-def replace_limits(served):
+def replace_limits(served: ServedModel) -> ServedModel:
     served._card = replace(served._card, context_tokens_max=100_000)
     return served

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 CHAT = "/v1/chat/completions"
@@ -178,5 +179,7 @@ def flood(
         return statuses
 
     return [
-        status for part in at_once([lambda n=n: lane(n) for n in range(lanes)]) for status in part
-    ]  # type: ignore[misc]
+        status
+        for part in at_once([partial(lane, number) for number in range(lanes)])
+        for status in part
+    ]

@@ -1,4 +1,4 @@
-"""Exact numerics through the policy: fifty answers, the same token for token however they are batched.
+"""Exact numerics through the policy: fifty answers, equal token for token however batched.
 
 The engine alone is compared in ``tests/executors``. Here the replica plans: batches, chunks, prefix
 cache and preemption are its own, and only the outcome is compared.

@@ -1,4 +1,4 @@
-"""Replicas that die, a journal that cannot be written: what clients see, and that serving goes on."""
+"""Replicas that die, a journal that cannot be written: what clients see, and serving goes on."""
 
 import os
 import shutil

@@ -36,7 +36,7 @@ def spellings(path: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def guarded(smollm2_folder, tmp_path_factory):
-    environment = {**os.environ, "E2E_KEY": KEY, "E2E_ADMIN": ADMIN}  # noqa: TID251
+    environment = {**os.environ, "E2E_KEY": KEY, "E2E_ADMIN": ADMIN}
     settings = (
         f"models.tiny.source={smollm2_folder}", "models.tiny.kv_bytes=64MiB",
         "server.api_keys_env=E2E_KEY", "server.admin_key_env=E2E_ADMIN",

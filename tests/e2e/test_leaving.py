@@ -15,7 +15,7 @@ from tests.e2e.processes import ServerProcess, eventually
 pytestmark = pytest.mark.model
 
 Kind = TypeVar("Kind")
-# From the end of a step to the ending in the journal: messages between processes, on a busy machine.
+# From the end of a step to the ending in the journal: messages between two busy processes.
 NOTICED_S_MAX = 0.25
 LABELS = "model=exact"
 

@@ -1,4 +1,4 @@
-"""A journal of live traffic, fed to a fresh policy, gives the plans and endings that were recorded."""
+"""A journal of live traffic, fed to a fresh policy, gives the recorded plans and endings."""
 
 import pytest
 
@@ -69,7 +69,9 @@ def test_a_journal_holds_no_token_and_no_text(server: ServerProcess):
     secret = "xylophone quagmire"
     complete(server.target, "exact", f"{secret} " * 8, max_tokens=3)
     eventually(lambda: server.metric("requests_in_flight", "model=exact") == 0)
-    raw = b"".join(path.read_bytes() for path in sorted(server.journal.rglob("*")) if path.is_file())
+    raw = b"".join(
+        path.read_bytes() for path in sorted(server.journal.rglob("*")) if path.is_file()
+    )
     assert raw
     assert secret.encode() not in raw
     assert not any(secret in repr(record) for record in records(server))

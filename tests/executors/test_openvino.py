@@ -11,6 +11,7 @@ from sluice.core.errors import MemoryShort, ModelLoadError
 from sluice.core.request import SequenceId
 from sluice.core.sampling import Sampling
 from sluice.core.step import Plan, Row
+from sluice.executors import openvino
 from sluice.executors.base import StepError
 from sluice.executors.openvino import EngineSettings, OpenVinoExecutor
 
@@ -151,6 +152,12 @@ def test_seeded_sampling_in_a_batch_equals_sampling_alone(exact):
     single = [generate(exact, [Generation(n, PROMPTS[n])], sampling=sampling)[0] for n in range(4)]
     together = [Generation(n, PROMPTS[n]) for n in range(4)]
     assert generate(exact, together, sampling=sampling) == single
+
+
+def test_a_step_larger_than_the_reserved_inputs_gives_the_same_output(exact, alone):
+    # Beyond what is reserved, OpenVINO enlarges the tensors; the graph must see the enlarged ones.
+    exact._inputs = openvino._StepInputs(exact._request, capacity=4)
+    assert generate(exact, [Generation(n, p) for n, p in enumerate(PROMPTS[:8])]) == alone[:8]
 
 
 def test_a_step_that_samples_nothing_has_an_empty_outcome(exact):

@@ -1,12 +1,53 @@
 """Converting a GGUF: what is left behind when it works, and when it does not."""
 
+import struct
 import sys
 
+import numpy as np
+import openvino as ov
 import pytest
 
 from sluice.core.errors import ModelLoadError
 from sluice.executors import openvino_ir
+from sluice.executors.openvino_gguf import Q4_1, Q8_0, Weights
+from sluice.executors.openvino_graph import dequantised, packed_weight
 from sluice.executors.openvino_ir import prepare_ir
+from sluice.executors.openvino_weights import _match
+
+
+@pytest.mark.model
+def test_converted_weights_are_those_of_the_file_within_two_percent(smollm2_gguf, smollm2_folder):
+    model = ov.Core().read_model(smollm2_folder / "openvino_model.xml")
+    products = [node for node in model.get_ordered_ops() if packed_weight(node) is not None]
+    matrices = _match(products, Weights(smollm2_gguf))
+    assert matrices is not None
+    assert len(matrices) == 30 * 7 + 1
+    for product, matrix in zip(products[::10], matrices[::10], strict=True):
+        difference = dequantised(product) - matrix
+        assert np.sqrt((difference**2).mean()) < 0.02 * np.sqrt((matrix**2).mean())
+
+
+def test_q4_1_and_q8_0_blocks_decode_to_the_values_of_the_format(tmp_path):
+    codes = np.arange(32) % 16
+    low_first = (codes[:16] | codes[16:] << 4).astype(np.uint8).tobytes()
+    q4_1 = np.array([0.5, -3.0], np.float16).tobytes() + low_first
+    q8_0 = np.array([0.25], np.float16).tobytes() + np.arange(-16, 16, dtype=np.int8).tobytes()
+    header = b"GGUF" + struct.pack("<IQQ", 3, 2, 2)
+    header += text("skipped") + struct.pack("<IIQ", 9, 8, 1) + text("word")
+    header += text("x.attention.head_count") + struct.pack("<II", 4, 9)
+    header += text("a") + struct.pack("<IQQIQ", 2, 32, 1, Q4_1, 0)
+    header += text("b") + struct.pack("<IQQIQ", 2, 32, 1, Q8_0, 32)
+    content = header + bytes(-len(header) % 32) + q4_1.ljust(32, b"\0") + q8_0
+    (tmp_path / "x.gguf").write_bytes(content)
+    weights = Weights(tmp_path / "x.gguf")
+    first, second = (weights.decode(tensor) for tensor in weights.tensors)
+    assert weights.numbers == {"x.attention.head_count": 9}
+    assert first.tolist() == [(codes * 0.5 - 3).tolist()]
+    assert second.tolist() == [(np.arange(-16, 16) * 0.25).tolist()]
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
 
 
 @pytest.mark.model

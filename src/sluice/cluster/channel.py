@@ -20,8 +20,8 @@ from sluice.runtime.messages import FromReplica, ToReplica
 
 _LENGTH = struct.Struct(">I")
 FRAME_BYTES_MAX = 64 << 20
-# How long a replica waits for the gateway to read. The gateway only parses and hands on, so a buffer
-# that stays full means that its process is stopped or dead.
+# How long a replica waits for the gateway to read. The gateway only parses and hands on, so a
+# buffer that stays full means that its process is stopped or dead.
 _SEND_WAIT_S = 30.0
 _SOCKET_BUFFER_BYTES = 1 << 20
 
@@ -111,8 +111,8 @@ class ReplicaChannel:
 class GatewayChannel:
     """The gateway's end: reads in asyncio, writes without waiting.
 
-    Writes go to the transport's buffer. Over ``WRITE_BYTES_MAX`` in it the replica is taken as hung:
-    a live one reads between any two steps.
+    Writes go to the transport's buffer. Over ``WRITE_BYTES_MAX`` in it the replica is taken as
+    hung: a live one reads between any two steps.
     """
 
     WRITE_BYTES_MAX = 256 << 20

@@ -70,7 +70,7 @@ from sluice.runtime.streams import PieceStream
 Launch = Callable[[str, "LocalGateway"], ReplicaProcess]
 
 _CLIENT_LEFT = "the client left"
-# After the grace period of a drain its calls have been ended; replicas may take this long to say so.
+# After a drain's grace period its calls are ended; replicas may take this long to say so.
 _ENDINGS_S_MAX = 1.0
 _WHOLE = (EndReason.STOP, EndReason.LENGTH)
 
@@ -212,8 +212,8 @@ class LocalGateway:
         """Admit nothing more and wait until every call has ended, at most about ``grace_s``."""
         self._draining = True
         self._handle(FleetDraining(self._clock() + int(grace_s * 1e9)))
-        # The fleet ends calls at the deadline; a cancelled call, which it has forgotten, may be held
-        # by a replica that hangs.
+        # The fleet ends calls at the deadline; a cancelled call, which it has forgotten, may be
+        # held by a replica that hangs.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s + _ENDINGS_S_MAX):
                 while self._live:
@@ -222,6 +222,7 @@ class LocalGateway:
 
     async def close(self) -> None:
         """Stop the processes. Calls that still live end with ``SHUTDOWN``."""
+        self._draining = True
         self._handle(FleetDraining(self._clock()))
         self._handle(Tick())
         for request_id in list(self._live):  # cancelled, and not yet told to be over

@@ -58,6 +58,7 @@ class ReplicaProcess:
         self._channel: GatewayChannel | None = None
         self._watch: asyncio.Task[None] | None = None
         self._stopping = False
+        self._spoke = False
 
     @property
     def pid(self) -> int | None:
@@ -67,6 +68,7 @@ class ReplicaProcess:
     def start(self) -> None:
         """Start a process; what comes of it is told to the listener."""
         if not self._stopping:
+            self._spoke = False
             self._watch = asyncio.create_task(self._run(), name=f"replica {self.replica_id}")
 
     def send(self, message: ToReplica) -> None:
@@ -86,8 +88,10 @@ class ReplicaProcess:
         if self._channel is not None:
             await self._channel.close()
         if self._process is not None and self._process.returncode is None:
+            # One that has said nothing yet loads its model: it has nothing to finish.
+            wait_s = _EXIT_WAIT_S if self._spoke else 0.0
             try:
-                await asyncio.wait_for(self._process.wait(), _EXIT_WAIT_S)
+                await asyncio.wait_for(self._process.wait(), wait_s)
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
@@ -149,6 +153,7 @@ class ReplicaProcess:
                 messages = receiving.result()
             except ChannelClosed as closed:
                 return await self._closed_words(str(closed))
+            self._spoke = True
             self._listener.received(self.replica_id, messages)
 
     async def _closed_words(self, closed: str) -> str:

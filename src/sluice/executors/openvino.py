@@ -221,13 +221,12 @@ class _StepInputs:
         ("block_indices_begins", "i32"),
         (SAMPLED_ROWS, "i64"),
     )
-    # Elements reserved per input; a larger step makes OpenVINO enlarge the tensor.
-    _CAPACITY = 4096
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Any, capacity: int = 4096) -> None:
+        """Reserve ``capacity`` elements per input; a larger step makes OpenVINO enlarge them."""
         self._tensors: dict[str, Any] = {}
         for name, kind in self._TYPES:
-            tensor = ov.Tensor(getattr(ov.Type, kind), ov.Shape([self._CAPACITY]))
+            tensor = ov.Tensor(getattr(ov.Type, kind), ov.Shape([capacity]))
             self._tensors[name] = tensor
             request.set_tensor(name, tensor)
         self._context_len = ov.Tensor(ov.Type.i32, ov.Shape([]))

@@ -153,7 +153,8 @@ def join_products(model: Any) -> None:
         weight = packed_weight(node)
         if weight is not None:
             source = node.input(0).get_source_output()
-            key = (source.get_node().get_name(), source.get_index(), weight.row_shape)
+            kind = str(weight.codes.get_element_type())
+            key = (source.get_node().get_name(), source.get_index(), kind, weight.row_shape)
             groups.setdefault(key, []).append(node)
     for products in groups.values():
         if len(products) > 1:
@@ -208,6 +209,8 @@ def packed_weight(product: Any) -> PackedWeight | None:
     codes = _source(_source(shifted, 0, "Convert"), 0, "Constant")
     zeros = _source(_source(shifted, 1, "Convert"), 0, "Constant")
     if codes is None or zeros is None or scales is None or len(codes.get_output_shape(0)) != 3:
+        return None
+    if not {codes.get_element_type(), zeros.get_element_type()} <= {ov.Type.u4, ov.Type.u8}:
         return None
     return PackedWeight(codes, zeros, scales)
 

@@ -1,11 +1,11 @@
 """``POST /v1/completions``: text in, text out, without a chat template.
 
 A request may carry several prompts; each becomes one ``Call``, and choice ``c`` of prompt ``p`` has
-the index ``p * n + c``. ``merged`` joins the calls into one generation. Log-probabilities have the
+the index ``p * n + c``. ``merged`` makes one generation of them. Log-probabilities have the
 old shape of parallel lists.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.core.errors import InvalidRequest
 from sluice.runtime.generation import (
@@ -13,23 +13,17 @@ from sluice.runtime.generation import (
     ChoiceEnded,
     Delta,
     Finished,
+    OutputFormat,
     TextPrompt,
     TokenPrompt,
     TokenText,
 )
+from sluice.server.chunks import ChunkFrame
 from sluice.server.exchange import Exchange
-from sluice.server.merged import generate_all
-from sluice.server.options import (
-    LOGPROBS_MAX,
-    check_options,
-    deadline_of,
-    output_tokens_min_of,
-    sampling_of,
-    slo_class_of,
-    stops_of,
-)
+from sluice.server.merged import generating
+from sluice.server.options import LOGPROBS_MAX, call_for, check_options, wants_usage, with_options
 from sluice.server.ports import Gateway, Generation
-from sluice.server.sse import DONE, answer_headers, complete_pieces, encode_json, stream
+from sluice.server.sse import answer_headers, complete_pieces, encode_json, stream
 from sluice.server.stamp import Stamp, usage_json
 from sluice.server.wire import CompletionRequest, Json, decode, decode_completion
 
@@ -43,21 +37,14 @@ async def completions(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> Non
     exchange.model = request.model
     calls = calls_of(request, exchange)
     echoes = _echoes(request, calls)
-    async with exchange.attended():
-        exchange.handed_over = True
-        generation = await generate_all(gateway, calls)
-        try:
-            if request.stream:
-                options = request.stream_options
-                with_usage = options is not None and bool(options.include_usage)
-                stamp = stamp.with_model(generation.model)
-                chunks = CompletionChunks(stamp, echoes, with_usage=with_usage)
-                await stream(exchange, generation, chunks)
-            else:
-                body = await _whole(generation, stamp, echoes)
-                await exchange.reply(200, body, answer_headers(generation))
-        finally:
-            generation.cancel()
+    async with generating(exchange, gateway, calls) as generation:
+        stamp = stamp.with_model(generation.model)
+        if request.stream:
+            chunks = CompletionChunks(stamp, echoes, with_usage=wants_usage(request))
+            await stream(exchange, generation, chunks)
+        else:
+            body = await _whole(generation, stamp, echoes)
+            await exchange.reply(200, body, answer_headers(generation))
 
 
 def calls_of(request: CompletionRequest, exchange: Exchange) -> list[Call]:
@@ -73,25 +60,12 @@ def calls_of(request: CompletionRequest, exchange: Exchange) -> list[Call]:
         raise InvalidRequest(message, param="prompt")
     _refuse_unsupported(request, prompts)
     output_tokens_max = _OUTPUT_TOKENS_DEFAULT if request.max_tokens is None else request.max_tokens
-    sampling = sampling_of(request, request.logprobs)
+    call = call_for(exchange, request.model, prompts[0], OutputFormat())
+    call = with_options(call, request, output_tokens_max, request.logprobs)
+    if len(prompts) == 1:
+        return [call]
     return [
-        Call(
-            id=exchange.call_id if len(prompts) == 1 else f"{exchange.call_id}-{number}",
-            model=request.model,
-            arrived_ns=exchange.arrived_ns,
-            prompt=prompt,
-            sampling=sampling,
-            choices=choices,
-            output_tokens_max=output_tokens_max,
-            output_tokens_min=output_tokens_min_of(request, output_tokens_max),
-            stop=stops_of(request.stop),
-            stop_tokens=tuple(request.stop_token_ids or ()),
-            ignore_end_token=bool(request.ignore_eos),
-            tenant=exchange.tenant,
-            slo_class=slo_class_of(exchange),
-            client_id=exchange.client_id,
-            deadline_ns=deadline_of(exchange),
-        )
+        replace(call, id=f"{call.id}-{number}", prompt=prompt)
         for number, prompt in enumerate(prompts)
     ]
 
@@ -180,40 +154,31 @@ class OldLogprobs:
 
 
 class CompletionChunks:
-    """Encoder of ``text_completion`` events; see ``chat.ChatChunks``."""
+    """Encoder of ``text_completion`` events."""
 
     def __init__(self, stamp: Stamp, echoes: list[str], *, with_usage: bool) -> None:
-        self._with_usage = with_usage
-        self._head = b"data: {" + stamp.head("text_completion")
-        self._tail = b"}]" + (b',"usage":null' if with_usage else b"") + b"}\n\n"
-        self._text_tail = b',"logprobs":null,"finish_reason":null' + self._tail
+        self._frame = ChunkFrame(stamp, "text_completion", "text", with_usage=with_usage)
+        self._text_end = self._frame.end()
         self._unsaid = dict(enumerate(echoes))
         self._logprobs = [OldLogprobs(len(echo)) for echo in echoes]
 
     def delta(self, delta: Delta) -> bytes:
         """One chunk of new text, after the echoed prompt at first."""
         text = self._unsaid.pop(delta.choice, "") + delta.text
-        start = self._start(delta.choice) + encode_json(text)
+        begin = self._frame.begin(delta.choice) + encode_json(text)
         if not delta.logprobs:
-            return start + self._text_tail
-        logprobs = encode_json(self._logprobs[delta.choice].json(delta.logprobs))
-        return start + b',"logprobs":%b,"finish_reason":null' % logprobs + self._tail
+            return begin + self._text_end
+        logprobs = self._logprobs[delta.choice].json(delta.logprobs)
+        return begin + self._frame.end(encode_json(logprobs))
 
     def ended(self, ended: ChoiceEnded) -> bytes:
         """The one chunk of the choice that carries its finish_reason."""
         text = encode_json(self._unsaid.pop(ended.choice, ""))
-        finish = b',"logprobs":null,"finish_reason":"%b"' % ended.finish.encode()
-        return self._start(ended.choice) + text + finish + self._tail
+        return self._frame.begin(ended.choice) + text + self._frame.end(finish=ended.finish)
 
     def finished(self, finished: Finished) -> bytes:
         """Usage, where asked for, and the terminator."""
-        if not self._with_usage:
-            return DONE
-        usage = encode_json(usage_json(finished.usage))
-        return self._head + b',"choices":[],"usage":' + usage + b"}\n\n" + DONE
-
-    def _start(self, choice: int) -> bytes:
-        return self._head + b',"choices":[{"index":%d,"text":' % choice
+        return self._frame.last(finished.usage)
 
 
 async def _whole(generation: Generation, stamp: Stamp, echoes: list[str]) -> bytes:
@@ -240,5 +205,5 @@ async def _whole(generation: Generation, stamp: Stamp, echoes: list[str]) -> byt
         }
         for index, (text, tokens, finish) in enumerate(zip(texts, logprobs, finishes, strict=True))
     ]
-    fields = stamp.with_model(generation.model).fields("text_completion")
+    fields = stamp.fields("text_completion")
     return encode_json({**fields, "choices": choices, "usage": usage})

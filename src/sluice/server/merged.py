@@ -1,24 +1,42 @@
-"""Several calls as one generation: the prompts of one completion request.
+"""The generation of an exchange: the calls of one request, taken from the gateway as one.
 
-All are admitted or none: a refusal of one cancels the others. Their pieces are interleaved as they
-come, with choices renumbered; one that fails ends the whole, because its answer would not be whole.
+Of several calls (the prompts of one completion request) all are admitted or none: a refusal of one
+cancels the others. Their pieces are interleaved as they come, with choices renumbered; one that
+fails ends the whole, because its answer would not be whole.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import assert_never
 
 from sluice.core.errors import InternalError
 from sluice.core.request import EndReason, Usage
 from sluice.runtime.generation import Call, ChoiceEnded, Delta, Finished, Piece
+from sluice.server.exchange import Exchange
 from sluice.server.ports import Gateway, Generation
 from sluice.server.sse import COMPLETE
 
 
-async def generate_all(gateway: Gateway, calls: Sequence[Call]) -> Generation:
-    """Admit calls of equally many choices. Raises what the gateway raises for the first refusal."""
+@asynccontextmanager
+async def generating(
+    exchange: Exchange, gateway: Gateway, calls: Sequence[Call]
+) -> AsyncIterator[Generation]:
+    """Hand calls of equally many choices over, and free what they hold when the block is left.
+
+    Raises what the gateway raises for the first refusal.
+    """
+    async with exchange.attended():
+        exchange.handed_over = True
+        generation = await _generate(gateway, calls)
+        try:
+            yield generation
+        finally:
+            generation.cancel()
+
+
+async def _generate(gateway: Gateway, calls: Sequence[Call]) -> Generation:
     if len(calls) == 1:
         return await gateway.generate(calls[0])
     with ExitStack() as undo:

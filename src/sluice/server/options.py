@@ -1,15 +1,16 @@
 """Ranges of generation options and their translation into the runtime's values.
 
-One table holds every numeric range. Called by the routes after decoding; no message is read here.
+One table holds every numeric range. Called by the routes after decoding, which make their ``Call``
+with ``call_for`` and ``with_options``; no message is read here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice.core.errors import InvalidRequest
 from sluice.core.sampling import Sampling
-from sluice.runtime.generation import OutputFormat
+from sluice.runtime.generation import Call, ChatPrompt, OutputFormat, TextPrompt, TokenPrompt
 from sluice.server.exchange import Exchange
 from sluice.server.wire import Json, Options, ResponseFormat
 
@@ -74,40 +75,45 @@ def check_options(request: Options, choices_max: int) -> None:
         raise InvalidRequest(message, param="stream_options")
 
 
-def sampling_of(request: Options, logprobs_top: int | None) -> Sampling:
-    """How tokens are chosen; absent fields take the defaults of ``Sampling``."""
-    return Sampling(
-        temperature=_or(request.temperature, 1.0),
-        top_k=max(0, _or(request.top_k, 0)),
-        top_p=_or(request.top_p, 1.0),
-        min_p=_or(request.min_p, 0.0),
-        presence_penalty=_or(request.presence_penalty, 0.0),
-        frequency_penalty=_or(request.frequency_penalty, 0.0),
-        repetition_penalty=_or(request.repetition_penalty, 1.0),
-        logit_bias=_bias_of(request.logit_bias),
-        seed=request.seed,
-        logprobs_top=logprobs_top,
+def wants_usage(request: Options) -> bool:
+    """Whether a stream is to end with token counts."""
+    return request.stream_options is not None and bool(request.stream_options.include_usage)
+
+
+def call_for(
+    exchange: Exchange,
+    model: str,
+    prompt: ChatPrompt | TextPrompt | TokenPrompt,
+    output_format: OutputFormat,
+) -> Call:
+    """A call with what is known without the options: identity, prompt, what headers ask for."""
+    return Call(
+        id=exchange.call_id,
+        model=model,
+        arrived_ns=exchange.arrived_ns,
+        prompt=prompt,
+        output_format=output_format,
+        tenant=exchange.tenant,
+        slo_class=exchange.header(b"x-sluice-slo") or "",
+        client_id=exchange.client_id,
+        deadline_ns=_deadline_of(exchange),
     )
 
 
-def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Stop strings: at most four, none empty."""
-    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(stops) > STOPS_MAX:
-        message = f"stop takes up to {STOPS_MAX} strings; there were {len(stops)}."
-        raise InvalidRequest(message, param="stop")
-    if "" in stops:
-        raise InvalidRequest("A stop string must not be empty.", param="stop")
-    return stops
-
-
-def output_tokens_min_of(request: Options, output_tokens_max: int | None) -> int:
-    """``min_tokens``, checked against the maximum."""
-    least = request.min_tokens or 0
-    if output_tokens_max is not None and least > output_tokens_max:
-        message = f"min_tokens is {least}, more than the {output_tokens_max} tokens allowed."
-        raise InvalidRequest(message, param="min_tokens")
-    return least
+def with_options(
+    call: Call, request: Options, output_tokens_max: int | None, logprobs_top: int | None
+) -> Call:
+    """The call with what chat and text completions share."""
+    return replace(
+        call,
+        sampling=_sampling_of(request, logprobs_top),
+        choices=request.n or 1,
+        output_tokens_max=output_tokens_max,
+        output_tokens_min=_output_tokens_min_of(request, output_tokens_max),
+        stop=_stops_of(request.stop),
+        stop_tokens=tuple(request.stop_token_ids or ()),
+        ignore_end_token=bool(request.ignore_eos),
+    )
 
 
 def output_format_of(wanted: ResponseFormat | None) -> OutputFormat:
@@ -136,7 +142,43 @@ def schema_format(described: Json, param: str) -> OutputFormat:
     return OutputFormat("json_schema", schema)
 
 
-def deadline_of(exchange: Exchange) -> int:
+def _sampling_of(request: Options, logprobs_top: int | None) -> Sampling:
+    """How tokens are chosen; absent fields take the defaults of ``Sampling``."""
+    return Sampling(
+        temperature=_or(request.temperature, 1.0),
+        top_k=max(0, _or(request.top_k, 0)),
+        top_p=_or(request.top_p, 1.0),
+        min_p=_or(request.min_p, 0.0),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        logit_bias=_bias_of(request.logit_bias),
+        seed=request.seed,
+        logprobs_top=logprobs_top,
+    )
+
+
+def _stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Stop strings: at most four, none empty."""
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(stops) > STOPS_MAX:
+        message = f"stop takes up to {STOPS_MAX} strings; there were {len(stops)}."
+        raise InvalidRequest(message, param="stop")
+    if "" in stops:
+        raise InvalidRequest("A stop string must not be empty.", param="stop")
+    return stops
+
+
+def _output_tokens_min_of(request: Options, output_tokens_max: int | None) -> int:
+    """``min_tokens``, checked against the maximum."""
+    least = request.min_tokens or 0
+    if output_tokens_max is not None and least > output_tokens_max:
+        message = f"min_tokens is {least}, more than the {output_tokens_max} tokens allowed."
+        raise InvalidRequest(message, param="min_tokens")
+    return least
+
+
+def _deadline_of(exchange: Exchange) -> int:
     """Instant after which the answer is worthless: the client's own, or the longest life."""
     life_s = exchange.limits.request_s_max
     asked = exchange.header(b"x-sluice-deadline-ms")
@@ -146,11 +188,6 @@ def deadline_of(exchange: Exchange) -> int:
             raise InvalidRequest(message, param="x-sluice-deadline-ms")
         life_s = min(life_s, int(asked) / 1000)
     return exchange.arrived_ns + int(life_s * 1e9)
-
-
-def slo_class_of(exchange: Exchange) -> str:
-    """Name of the SLO class asked for, ``""`` for the default."""
-    return exchange.header(b"x-sluice-slo") or ""
 
 
 def _bias_of(bias: dict[str, float] | None) -> dict[int, float]:

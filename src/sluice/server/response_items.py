@@ -11,7 +11,7 @@ from sluice.core.request import Usage
 from sluice.runtime.generation import ChoiceEnded, Delta, Finished, TokenText, ToolCallDelta
 from sluice.server.problems import Problem
 from sluice.server.sse import encode_json
-from sluice.server.stamp import Stamp
+from sluice.server.stamp import Stamp, logprobs_json
 from sluice.server.wire import Json
 
 Event = tuple[str, Json]
@@ -31,7 +31,7 @@ class _Message:
             "type": "output_text",
             "text": "".join(self.texts),
             "annotations": [],
-            "logprobs": _logprobs_json(tuple(self.logprobs)),
+            "logprobs": logprobs_json(tuple(self.logprobs)),
         }
 
     def json(self, status: str) -> Json:
@@ -163,7 +163,7 @@ class Draft:
             "output_index": self._message_at,
             "content_index": 0,
             "delta": delta.text,
-            "logprobs": _logprobs_json(delta.logprobs),
+            "logprobs": logprobs_json(delta.logprobs),
         }
         return [*events, ("response.output_text.delta", told)] if delta.text else events
 
@@ -232,21 +232,6 @@ class ResponseEvents:
             self._sequence += 1
             lines.append(b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json(numbered)))
         return b"".join(lines)
-
-
-def _logprobs_json(tokens: tuple[TokenText, ...]) -> list[Json]:
-    return [
-        {
-            "token": token.sampled.text,
-            "logprob": token.sampled.logprob,
-            "bytes": list(token.sampled.utf8),
-            "top_logprobs": [
-                {"token": top.text, "logprob": top.logprob, "bytes": list(top.utf8)}
-                for top in token.top
-            ],
-        }
-        for token in tokens
-    ]
 
 
 def _usage_json(usage: Usage) -> Json:

@@ -5,12 +5,15 @@ messages here; shapes of messages and tools are checked in ``messages``; output 
 in ``response_items``.
 """
 
+from dataclasses import replace
+
 from sluice.core.errors import InvalidRequest, SluiceError
 from sluice.core.sampling import Sampling
 from sluice.runtime.generation import Call, ChatPrompt, ChoiceEnded, Delta, Finished, OutputFormat
 from sluice.server.exchange import Exchange
+from sluice.server.merged import generating
 from sluice.server.messages import check_messages, text_of, tool_choice_of, tools_of
-from sluice.server.options import check_ranges, deadline_of, schema_format, slo_class_of
+from sluice.server.options import call_for, check_ranges, schema_format
 from sluice.server.ports import Gateway, Generation
 from sluice.server.problems import problem_of
 from sluice.server.response_items import Draft, ResponseEvents
@@ -27,18 +30,13 @@ async def responses(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> None:
     request = decode(decode_responses, await exchange.json_body())
     exchange.model = request.model
     call = call_of(request, exchange)
-    async with exchange.attended():
-        exchange.handed_over = True
-        generation = await gateway.generate(call)
-        try:
-            draft = Draft(stamp.with_model(generation.model), _settings(request))
-            if request.stream:
-                await _stream(exchange, generation, ResponseEvents(draft))
-            else:
-                body = await _whole(generation, draft)
-                await exchange.reply(200, body, answer_headers(generation))
-        finally:
-            generation.cancel()
+    async with generating(exchange, gateway, [call]) as generation:
+        draft = Draft(stamp.with_model(generation.model), _settings(request))
+        if request.stream:
+            await _stream(exchange, generation, ResponseEvents(draft))
+        else:
+            body = await _whole(generation, draft)
+            await exchange.reply(200, body, answer_headers(generation))
 
 
 async def _stream(exchange: Exchange, generation: Generation, events: ResponseEvents) -> None:
@@ -71,27 +69,18 @@ def call_of(request: ResponsesRequest, exchange: Exchange) -> Call:
     if request.top_logprobs and not wants_logprobs:
         message = f"top_logprobs needs {_LOGPROBS} in include."
         raise InvalidRequest(message, param="top_logprobs")
-    return Call(
-        id=exchange.call_id,
-        model=request.model,
-        arrived_ns=exchange.arrived_ns,
-        prompt=ChatPrompt(
-            messages=_messages(request),
-            tools=tools,
-            tool_choice=tool_choice_of(request.tool_choice, tools),
-        ),
-        sampling=Sampling(
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_p=1.0 if request.top_p is None else request.top_p,
-            logprobs_top=(request.top_logprobs or 0) if wants_logprobs else None,
-        ),
-        output_tokens_max=request.max_output_tokens,
-        output_format=_format(request),
-        tenant=exchange.tenant,
-        slo_class=slo_class_of(exchange),
-        client_id=exchange.client_id,
-        deadline_ns=deadline_of(exchange),
+    prompt = ChatPrompt(
+        messages=_messages(request),
+        tools=tools,
+        tool_choice=tool_choice_of(request.tool_choice, tools),
     )
+    sampling = Sampling(
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        logprobs_top=(request.top_logprobs or 0) if wants_logprobs else None,
+    )
+    call = call_for(exchange, request.model, prompt, _format(request))
+    return replace(call, sampling=sampling, output_tokens_max=request.max_output_tokens)
 
 
 def _refuse_unsupported(request: ResponsesRequest) -> None:

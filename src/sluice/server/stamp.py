@@ -1,4 +1,4 @@
-"""What all chunks and answers of one request have in common: id, time, model, fingerprint."""
+"""What chunks and answers of all routes have in common: identity, token counts, probabilities."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from sluice.core.request import Usage
+from sluice.runtime.generation import TextLogprob, TokenText
 from sluice.server.wire import Json
 
 _ID_PREFIXES = {
@@ -58,3 +59,15 @@ def usage_json(usage: Usage) -> Json:
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
+
+
+def logprobs_json(tokens: tuple[TokenText, ...]) -> list[Json]:
+    """Log-probabilities in the shape of chat completions and responses."""
+    return [
+        {**_logprob_json(token.sampled), "top_logprobs": [_logprob_json(top) for top in token.top]}
+        for token in tokens
+    ]
+
+
+def _logprob_json(logprob: TextLogprob) -> Json:
+    return {"token": logprob.text, "logprob": logprob.logprob, "bytes": list(logprob.utf8)}

@@ -1,8 +1,9 @@
-"""Replica processes that are none: a real ``core.Replica`` over a test's executor, on the event loop.
+"""Replica processes that are none: a real ``core.Replica`` over a fake executor.
 
-``FakeProcess`` stands where ``cluster.local.ReplicaProcess`` does. Steps take the time that the
-executor says, by timers of the loop, so that with ``VirtualTimeLoop`` hours pass in an instant and
-the times that come out are exact. What the process says and when it is lost is the test's choice.
+``FakeProcess`` stands where ``cluster.local.ReplicaProcess`` does, on the event loop. Steps take
+the time that the executor says, by timers of the loop, so that with ``VirtualTimeLoop`` hours pass
+in an instant and the times that come out are exact. What the process says and when it is lost is
+the test's choice.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import selectors
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from sluice.core.costmodel import Coefficients, CostModel, FixedCostModel
+from sluice.core.costmodel import Coefficients, FixedCostModel
 from sluice.core.events import (
     Cancelled,
     Drained,
@@ -108,7 +109,6 @@ class FakeProcess:
         clock: Callable[[], int],
         *,
         executor: Callable[[ReplicaLimits], StepExecutor] = FakeExecutor,
-        cost: Callable[[], CostModel] = lambda: FixedCostModel(Coefficients()),
         load_s: float = 0.0,
     ) -> None:
         self.replica_id = replica_id
@@ -119,7 +119,6 @@ class FakeProcess:
         self._limits = limits
         self._clock = clock
         self._make_executor = executor
-        self._make_cost = cost
         self._load_s = load_s
         self._executor: StepExecutor | None = None
         self._timers: set[asyncio.TimerHandle] = set()
@@ -145,9 +144,7 @@ class FakeProcess:
                 assert self._executor is not None
                 for choice in range(message.request.choices):
                     sequence = SequenceId(message.request.id, choice)
-                    self._executor.open_sequence(
-                        sequence, message.sampling, message.request.prompt
-                    )
+                    self._executor.open_sequence(sequence, message.sampling, message.request.prompt)
                 self._handle(Submitted(message.request))
             case Cancel():
                 self._handle(Cancelled(message.request_id))
@@ -183,7 +180,7 @@ class FakeProcess:
         )
         self._executor = self._make_executor(told)
         self._executor.load()
-        self.replica = Replica(limits, self._make_cost())
+        self.replica = Replica(limits, FixedCostModel(Coefficients()))
         self.tell(Ready(told, round(self._load_s * 1e9)))
 
     def _later(self, delay_s: float, work: Callable[[], None]) -> None:

@@ -29,6 +29,7 @@ from sluice.runtime.recorder import Recorder
 from sluice.runtime.tokenizing import Tokenizer
 from sluice.telemetry import log
 from sluice.wiring.boot import ReplicaBoot
+from sluice.wiring.calibration import calibrate
 from sluice.wiring.journal import open_journal
 
 _log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ def run(boot: ReplicaBoot, channel: ReplicaChannel) -> None:
         return
     outputs = TextOutputs(Tokenizer.load(folder))
     cost = LinearCostModel(Coefficients())
+    calibrate(executor, limits, cost)
     replica = Replica(batching_limits(boot.section, limits), cost)
     journal = open_journal(boot.journal, f"replica-{boot.replica_id}")
     record: Record = record_nothing
