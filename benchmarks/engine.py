@@ -7,7 +7,9 @@ both. sluice is driven through ``core.replica.Replica`` as its replica process d
 and channel; the time spent there and around the kernels is printed as host overhead.
 
 Output tokens/s are over the whole run, prompts included. Prefill tokens/s come from runs with one
-output token. Ratios are medians of the ratios of neighbouring runs.
+output token. Ratios are medians of the ratios of neighbouring runs. "step ms" compares decode steps
+with all rows by their undisturbed time: the lowest 10th percentile of any run, which other load on
+the machine hardly moves.
 """
 
 import argparse
@@ -37,6 +39,17 @@ class Engine(Protocol):
     def generate(self, prompts: Prompts, outputs: int) -> dict[str, float]:
         """Generate for all prompts at once; return facts about the run."""
         ...
+
+
+def undisturbed_ms(step_ns: Sequence[int], outputs: int) -> float:
+    """The 10th percentile of the steps in which every sequence decodes, in milliseconds.
+
+    Prompts are through when steps begin to exceed the outputs; the sequence that began first ends
+    ``outputs`` steps after it began. With one output there are no such steps, and the answer is 0.
+    """
+    prefill_steps = len(step_ns) - outputs
+    decoding = sorted(step_ns[prefill_steps + 1 : outputs - 1])
+    return decoding[len(decoding) // 10] / 1e6 if decoding else 0.0
 
 
 # ---------------------------------------------------------------------------------------- sluice
@@ -89,29 +102,34 @@ class Sluice:
         clock, executor, replica = time.monotonic_ns, self._executor, self._replica
         self._runs += 1
         counts = dict.fromkeys(("handle", "run", "sampling"), 0)
-        steps, inferred_before_ns, start_ns = 0, executor.inferred_ns, clock()
+        step_ns: list[int] = []
+        inferred_before_ns, start_ns = executor.inferred_ns, clock()
         effects: list[Any] = []
         for number, prompt in enumerate(prompts):
             request = Request(f"{self._runs}-{number}", clock(), tuple(prompt), outputs)
             sequence = SequenceId(request.id, 0)
             executor.open_sequence(sequence, Sampling(temperature=0.0), request.prompt)
             effects += replica.handle(Submitted(request), clock())
-        counts["handle"] = clock() - start_ns
+        before_ns = clock()
+        counts["handle"] = before_ns - start_ns
         while plan := next((e.plan for e in effects if isinstance(e, RunStep)), None):
             outcome = executor.run(plan)
             done_ns = clock()
             event = StepDone(plan.step, outcome.sampled, outcome.duration_ns)
             effects = replica.handle(event, done_ns)
-            counts["handle"] += clock() - done_ns
+            now_ns = clock()
+            step_ns.append(now_ns - before_ns)
+            before_ns = now_ns
+            counts["handle"] += now_ns - done_ns
             counts["run"] += outcome.duration_ns
             counts["sampling"] += outcome.sampling_ns
-            steps += 1
         end_ns = clock()
         for number in range(len(prompts)):
             executor.end_sequence(SequenceId(f"{self._runs}-{number}", 0))
-        inferred_ns = executor.inferred_ns - inferred_before_ns
+        inferred_ns, steps = executor.inferred_ns - inferred_before_ns, len(step_ns)
         return {
             "duration_s": (end_ns - start_ns) / 1e9,
+            "decode_step_ms": undisturbed_ms(step_ns, outputs),
             "steps": steps,
             "infer_ms": inferred_ns / steps / 1e6,
             "handle_ms": counts["handle"] / steps / 1e6,
@@ -157,11 +175,23 @@ class GenAi:
             max_new_tokens=outputs, ignore_eos=True, do_sample=False
         )
         inputs = [openvino.Tensor(np.array([prompt], np.int64)) for prompt in prompts]
-        start_ns = time.monotonic_ns()
-        answers = self._pipeline.generate(inputs, [config] * len(inputs))
-        duration_ns = time.monotonic_ns() - start_ns
-        assert all(len(a.m_generation_ids[0]) == outputs for a in answers)
-        return {"duration_s": duration_ns / 1e9}
+        step_ns = []
+        start_ns = before_ns = time.monotonic_ns()
+        handles = [
+            self._pipeline.add_request(number, tokens, config)
+            for number, tokens in enumerate(inputs)
+        ]
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+            now_ns = time.monotonic_ns()
+            step_ns.append(now_ns - before_ns)
+            before_ns = now_ns
+        answers = [handle.read_all()[0] for handle in handles]
+        assert all(len(a.generated_ids) == outputs for a in answers)
+        return {
+            "duration_s": (before_ns - start_ns) / 1e9,
+            "decode_step_ms": undisturbed_ms(step_ns, outputs),
+        }
 
 
 ENGINES: Mapping[str, type[Sluice] | type[GenAi]] = {"sluice": Sluice, "genai": GenAi}
@@ -241,6 +271,7 @@ def summary(cell: dict[str, int], runs: dict[str, list[dict[str, float]]]) -> di
     ours = runs["sluice"]
     ratios = [a / b for a, b in zip(rates["sluice"], rates["genai"], strict=True)]
     facts = {key: median(run[key] for run in ours) for key in ours[0] if key != "duration_s"}
+    decode_ms = {name: min(run["decode_step_ms"] for run in runs[name]) for name in runs}
     parts_ms = ("handle_ms", "sampling_ms", "inputs_ms")
     host_ms = sum(facts[key] for key in parts_ms)
     return {
@@ -251,6 +282,9 @@ def summary(cell: dict[str, int], runs: dict[str, list[dict[str, float]]]) -> di
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),
         **facts,
+        "decode_step_ms": decode_ms["sluice"],
+        "genai_decode_step_ms": decode_ms["genai"],
+        "decode_ratio": decode_ms["genai"] / (decode_ms["sluice"] or 1),
         "host_share": host_ms / (host_ms + facts["infer_ms"]),
         "load_average": os.getloadavg()[0],
     }
@@ -264,6 +298,9 @@ COLUMNS = (
     ("genai/s", "{genai_tokens_per_s:8.0f}"),
     ("ratio", "{ratio:5.2f}"),
     ("low..high", "{ratio_low:4.2f}..{ratio_high:4.2f}"),
+    ("step ms", "{decode_step_ms:8.2f}"),
+    ("genai ms", "{genai_decode_step_ms:8.2f}"),
+    ("ratio", "{decode_ratio:5.2f}"),
     ("infer ms", "{infer_ms:8.2f}"),
     ("handle", "{handle_ms:6.3f}"),
     ("sample", "{sampling_ms:6.3f}"),
@@ -294,6 +331,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, nargs="*", default=CONCURRENCIES)
     parser.add_argument("--prompts", type=int, nargs="*")
     parser.add_argument("--repeats", type=int)
+    parser.add_argument("--outputs", type=int)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", choices=ENGINES, help=argparse.SUPPRESS)
@@ -320,7 +358,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     folder = options.folder or default_folder()
     repeats = options.repeats or (3 if options.quick else 5)
-    outputs = 32 if options.quick else 128
+    outputs = options.outputs or (32 if options.quick else 128)
     results = []
     stream = sys.stderr if options.json else sys.stdout
     with ExitStack() as stack:

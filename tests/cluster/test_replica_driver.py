@@ -161,6 +161,12 @@ def test_text_that_was_held_back_comes_when_the_length_is_reached():
     assert inbox.text("a") == plain.text("a")
 
 
+def test_what_arrives_during_a_step_is_in_the_next_one():
+    _, executor = run([submit("a", 6)], [submit("b", 6)])
+    assert [row.sequence.request_id for row in executor.plans[0].rows] == ["a"]
+    assert {row.sequence.request_id for row in executor.plans[1].rows} == {"a", "b"}
+
+
 @pytest.mark.parametrize("looks", range(8))
 def test_a_cancel_at_any_look_ends_the_request_once(looks):
     inbox, _ = run([submit("a", 6), submit("b", 6)], *([()] * looks), [Cancel("a"), Cancel("a")])
@@ -188,6 +194,11 @@ def test_what_is_wrong_with_one_request_ends_that_one_only(grammar, words):
     assert words in inbox.ending("bad").error
     assert inbox.text("good") == alone.text("good")
     assert inbox.ending("good").reason is EndReason.LENGTH
+
+
+def test_a_request_whose_output_breaks_is_not_computed_to_its_end():
+    inbox, _ = run([submit("bad", 100, "breaks")])
+    assert inbox.ending("bad").usage.completion_tokens <= 3
 
 
 def test_a_request_that_cannot_be_set_up_costs_no_step():

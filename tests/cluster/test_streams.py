@@ -73,6 +73,16 @@ def test_joining_keeps_the_text_tokens_and_order_of_each_choice(texts, reads):
     asyncio.run(work())
 
 
+def test_what_waits_for_a_stalled_reader_is_bounded():
+    source = stream()
+    for number in range(1000):
+        source.put(Delta(number % 2, "x", 1))
+        assert len(source._pending) <= PENDING_PIECES_MAX
+    source.put(END)
+    seen = asyncio.run(read(source))
+    assert sum(p.tokens for p in seen if isinstance(p, Delta)) == 1000
+
+
 def test_pieces_after_the_end_are_dropped():
     source = stream()
     source.put(END)

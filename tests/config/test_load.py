@@ -8,8 +8,9 @@ import pytest
 
 from sluice.config.load import load_settings
 from sluice.config.sections import ModelSection
-from sluice.config.settings import is_loopback, listen_address
+from sluice.config.settings import is_loopback
 from sluice.config.sources import Override, key_lines, parse_override
+from sluice.config.units import listen_address
 from sluice.core.errors import ConfigError
 
 

@@ -29,8 +29,9 @@ from sluice.core.events import (
     WakeAt,
 )
 from sluice.core.fleet import Fleet
+from sluice.core.fleet_replica import RestartLimits
 from sluice.core.lifecycle import ReplicaState
-from sluice.core.pools import PoolLimits, PoolView, RestartLimits
+from sluice.core.pools import PoolLimits, PoolView
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 
 LIMITS = ReplicaLimits(context_tokens_max=2048, block_size=32, blocks_total=256, sequences_max=1)

@@ -40,8 +40,9 @@ from sluice.core.events import (
     WakeAt,
 )
 from sluice.core.fleet import Fleet
+from sluice.core.fleet_replica import RestartLimits
 from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState
-from sluice.core.pools import PoolLimits, RestartLimits
+from sluice.core.pools import PoolLimits
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 
 LIMITS = ReplicaLimits(context_tokens_max=256, block_size=16, blocks_total=32, sequences_max=3)

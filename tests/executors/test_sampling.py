@@ -187,16 +187,42 @@ def test_draws_follow_the_distribution():
     assert np.bincount(tokens, minlength=4) / len(tokens) == pytest.approx(shares, abs=0.015)
 
 
-def test_top_p_over_a_large_vocabulary_keeps_exactly_the_nucleus():
+@pytest.mark.parametrize("spread", [0.01, 1.0, 5.0], ids=["flat", "ordinary", "peaked"])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        Sampling(top_p=0.9),
+        Sampling(top_p=0.999),
+        Sampling(top_k=40),
+        Sampling(top_k=2000),
+        Sampling(min_p=0.02),
+        Sampling(top_k=300, top_p=0.8, min_p=0.001),
+    ],
+    ids=str,
+)
+def test_over_a_large_vocabulary_draws_equal_those_from_a_full_sort(spread, filters):
     rng = np.random.default_rng(3)
-    logits = (rng.standard_normal(49_152) * 3).astype(np.float32)
-    scaled = np.repeat((logits - logits.max())[None], 512, axis=0)
-    tokens = draw_filtered(scaled, rng.random(512), [Sampling(top_p=0.9)] * 512)
-    order = np.argsort(-logits, kind="stable")
-    held = np.exp(scaled[0, order].astype(np.float64)).cumsum()
-    nucleus = order[: int((held < 0.9 * held[-1]).sum()) + 1]
-    assert set(tokens.tolist()) <= set(nucleus.tolist())
-    assert len(set(tokens.tolist())) > 100
+    logits = (rng.standard_normal(49_152) * spread).astype(np.float32)
+    scaled = np.repeat((logits - logits.max())[None], 8, axis=0)
+    uniforms = (np.arange(8) + 0.5) / 8
+    order = np.argsort(-scaled[0], kind="stable")
+    weights = np.exp(scaled[0, order].astype(np.float64))
+    kept = np.ones(len(order), bool)
+    if filters.min_p:
+        kept &= weights >= filters.min_p
+    if filters.top_k:
+        kept[filters.top_k :] = False
+    held = np.where(kept, weights, 0).cumsum()
+    kept[int((held < filters.top_p * held[-1]).sum()) + 1 :] = False
+    survivors = np.sort(order[kept])
+    slices = np.exp(scaled[0, survivors].astype(np.float64)).cumsum()
+    expected = survivors[np.searchsorted(slices, uniforms * slices[-1], side="right")]
+    drawn = draw_filtered(scaled, uniforms, [filters] * 8)
+    # Where a slice ends within rounding of the number, its neighbour may be drawn.
+    places = np.searchsorted(survivors, drawn) - np.searchsorted(survivors, expected)
+    assert set(drawn.tolist()) <= set(survivors.tolist())
+    assert (np.abs(places) <= 1).all()
+    assert (places == 0).sum() >= 6
 
 
 def test_the_ends_of_the_unit_interval_give_tokens_with_weight():

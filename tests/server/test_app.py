@@ -6,11 +6,11 @@ import time
 
 import pytest
 
+from sluice.config.load import digest
 from sluice.config.sections import ServerSection
 from sluice.core.errors import Overloaded
 from sluice.runtime.generation import Delta, Readiness, ReplicaStatus
 from sluice.server import app
-from sluice.server.auth import digest_of
 from sluice.testing.gateway import FakeGateway, Script, refuse, speak
 from tests.server.wire_client import ask, chat, connected, post, raw_post, read_until
 
@@ -88,7 +88,7 @@ def test_metrics_are_passed_on(server):
 def test_operators_see_replicas(serve_app):
     status = ReplicaStatus("tiny-0", "tiny", "restarting", "exit status 9")
     gateway = FakeGateway(readiness=Readiness(ready=False, reason="no replica", replicas=(status,)))
-    section = ServerSection(listen="127.0.0.1:0", admin_key_digest=digest_of("boss"))
+    section = ServerSection(listen="127.0.0.1:0", admin_key_digest=digest("boss"))
     answer = ask(
         serve_app(gateway, section), "GET", "/admin/replicas",
         headers={"authorization": "Bearer boss"},
@@ -211,7 +211,7 @@ def test_listed_origins_may_call(serve_app):
     section = ServerSection(
         listen="127.0.0.1:0",
         cors_origins=("https://a.example",),
-        api_key_digests=(digest_of("right"),),
+        api_key_digests=(digest("right"),),
     )
     server = serve_app(FakeGateway(), section)
     asking = {

@@ -5,10 +5,11 @@ from urllib.parse import quote
 
 import pytest
 
+from sluice.config.load import digest
 from sluice.config.sections import ServerSection
 from sluice.core.errors import Unauthorized
 from sluice.server import app, auth
-from sluice.server.auth import Keys, Permission, digest_of, permission_of
+from sluice.server.auth import Keys, Permission, permission_of
 from sluice.testing.gateway import FakeGateway
 from tests.server.wire_client import MESSAGES, ask, post
 
@@ -23,8 +24,8 @@ OPEN = {"/health", "/ready", "/metrics"}
 def section(**fields) -> ServerSection:
     return ServerSection(
         listen="127.0.0.1:0",
-        api_key_digests=(digest_of("other"), digest_of("right")),
-        admin_key_digest=digest_of("boss"),
+        api_key_digests=(digest("other"), digest("right")),
+        admin_key_digest=digest("boss"),
         **fields,
     )
 
@@ -147,8 +148,8 @@ def test_metrics_can_be_closed(serve_app):
         [b"right"],
         [b"Bearer right", b"Bearer right"],
         [b"Bearer right x"],
-        [digest_of("right").encode()],
-        [b"Bearer " + digest_of("right").encode()],
+        [digest("right").encode()],
+        [b"Bearer " + digest("right").encode()],
     ],
 )
 def test_other_authorization_headers_are_refused(authorization):

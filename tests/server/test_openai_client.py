@@ -6,6 +6,7 @@ from itertools import pairwise
 import openai
 import pytest
 
+from sluice.config.load import digest
 from sluice.config.sections import ServerSection
 from sluice.core.errors import ContextExceeded, ExecutorError, Overloaded
 from sluice.core.request import EndReason
@@ -17,7 +18,6 @@ from sluice.runtime.generation import (
     TokenText,
     ToolCallDelta,
 )
-from sluice.server.auth import digest_of
 from sluice.testing.gateway import FakeGateway, Script, Step, finished, refuse, speak, usage
 from tests.server.conversations import CONVERSATIONS, QUESTION, client_of
 
@@ -115,7 +115,7 @@ def test_refusals_raise_the_type_that_clients_expect(serve_app, error, raised, c
 
 
 def test_a_wrong_key_raises_authentication_error(serve_app):
-    section = ServerSection(listen="127.0.0.1:0", api_key_digests=(digest_of("right"),))
+    section = ServerSection(listen="127.0.0.1:0", api_key_digests=(digest("right"),))
     gateway = FakeGateway()
     server = serve_app(gateway, section)
     with (
@@ -125,7 +125,7 @@ def test_a_wrong_key_raises_authentication_error(serve_app):
         client.chat.completions.create(model="tiny", messages=QUESTION)
     with client_of(f"{server.url}/v1", "right") as client:
         assert client.chat.completions.create(model="tiny", messages=QUESTION).choices
-    assert gateway.recorded.calls[0].tenant == f"key-{digest_of('right')[:12]}"
+    assert gateway.recorded.calls[0].tenant == f"key-{digest('right')[:12]}"
 
 
 @pytest.mark.parametrize("reason", [EndReason.FAILED, EndReason.SHUTDOWN, EndReason.EXPIRED])

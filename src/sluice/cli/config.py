@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from sluice.cli.options import json_option, load, print_json, settings_options
+from sluice.cli.options import json_option, print_json, settings_options
 from sluice.config.explain import Entry, default_text, explain
+from sluice.config.load import load_settings
 from sluice.config.sources import Override
 from sluice.core.errors import ConfigError
 
@@ -35,7 +36,7 @@ def check(
     wrong."""
     problems: tuple[str, ...] = ()
     try:
-        load(config, overrides)
+        load_settings(config, overrides)
     except ConfigError as error:
         problems = error.problems
     if as_json:
@@ -50,7 +51,7 @@ def check(
 @json_option
 def explain_settings(config: Path | None, overrides: Sequence[Override], as_json: bool) -> None:
     """Show every setting in force and where its value comes from; secrets are masked."""
-    entries = explain(load(config, overrides))
+    entries = explain(load_settings(config, overrides))
     if as_json:
         print_json([asdict(entry) for entry in entries])
     else:

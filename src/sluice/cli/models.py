@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from sluice.catalog.catalogue import Catalogue, Listed
-from sluice.cli.options import json_option, load, print_json, settings_options
+from sluice.cli.options import json_option, print_json, settings_options
 from sluice.cli.progress import PreparationProgress
+from sluice.config.load import load_settings
 from sluice.config.sources import Override
 from sluice.runtime.prepare import remove_prepared
 
@@ -32,7 +33,7 @@ def command() -> None:
 @json_option
 def list_models(config: Path | None, overrides: Sequence[Override], as_json: bool) -> None:
     """List the models that have a name here, and the fetched ones."""
-    catalogue = Catalogue(load(config, overrides).settings.catalogue)
+    catalogue = Catalogue(load_settings(config, overrides).settings.catalogue)
     entries = catalogue.listing()
     if as_json:
         print_json([asdict(entry) for entry in entries])
@@ -47,7 +48,7 @@ def list_models(config: Path | None, overrides: Sequence[Override], as_json: boo
 def pull(model: str, config: Path | None, overrides: Sequence[Override], as_json: bool) -> None:
     """Fetch MODEL, a catalogue name or hf:ORG/REPO/FILE.gguf, unless it is there; print its
     path."""
-    catalogue = Catalogue(load(config, overrides).settings.catalogue)
+    catalogue = Catalogue(load_settings(config, overrides).settings.catalogue)
     with PreparationProgress() as progress:
         found = catalogue.fetch(model, partial(progress.update, f"fetching {model}"))
     if as_json:
@@ -62,7 +63,7 @@ def pull(model: str, config: Path | None, overrides: Sequence[Override], as_json
 @json_option
 def remove(model: str, config: Path | None, overrides: Sequence[Override], as_json: bool) -> None:
     """Delete what was fetched for MODEL, and what was converted from it."""
-    section = load(config, overrides).settings.catalogue
+    section = load_settings(config, overrides).settings.catalogue
     catalogue = Catalogue(section)
     found = catalogue.locate(model)
     # Fetched models only: `remove` refuses a path, and nothing may be deleted before that.

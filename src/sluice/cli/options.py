@@ -1,13 +1,12 @@
 """Options that several subcommands share: the settings file and ``--set``."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from sluice.config.load import Loaded, load_settings
 from sluice.config.sources import Override, parse_override
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,11 +30,6 @@ def settings_options(function: F) -> F:
         callback=_parse_overrides,
         help="Set one value, for example --set server.grace=10s. Beats file and environment.",
     )(function)
-
-
-def load(config: Path | None, overrides: Sequence[Override]) -> Loaded:
-    """Settings of file, environment and options. Raises ``ConfigError``."""
-    return load_settings(config, overrides)
 
 
 def print_json(document: object) -> None:

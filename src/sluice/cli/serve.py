@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
-from sluice.cli.options import load, settings_options
+from sluice.cli.options import settings_options
 from sluice.cli.progress import PreparationProgress
 from sluice.cluster.gateway import LocalGateway
+from sluice.config.load import load_settings
 from sluice.config.settings import Settings
 from sluice.config.sources import Override
 from sluice.server.serve import address_of, bind, new_event_loop
@@ -46,7 +47,7 @@ def command(
         given.append(Override(("server", "listen"), listen, "--listen"))
     if model is not None:
         given.append(Override(("models", model_name(model), "source"), model, "MODEL"))
-    settings = load(config, given).settings
+    settings = load_settings(config, given).settings
     log.set_up("gateway")
     listener = bind(settings.server)
     with PreparationProgress() as progress:

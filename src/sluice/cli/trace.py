@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sluice.cli.options import json_option, load, print_json, settings_options
+from sluice.cli.options import json_option, print_json, settings_options
+from sluice.config.load import load_settings
 from sluice.config.sources import Override
 from sluice.telemetry.journal import JournalReader
 from sluice.telemetry.life import Decision, Life, StepShare, find_life, nearest_ids
@@ -60,7 +61,7 @@ def command(
     """Show the life of the request ID (the answer's x-request-id header) phase by phase: what was
     decided and why, what was computed beside it, and how it ended."""
     if folder is None:
-        folder = load(config, overrides).settings.journal.dir
+        folder = load_settings(config, overrides).settings.journal.dir
     reader = JournalReader(folder)
     life = find_life(reader, request_id)
     for problem in reader.problems:

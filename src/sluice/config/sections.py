@@ -176,7 +176,7 @@ class ModelSection:
     the wait explainable."""
 
     queue_wait_s_max: Seconds = 60.0
-    """Longest wait for a place to run; then the request ends with 503. Beyond a minute most clients
+    """Longest wait for a place to run; then the request ends with 429. Beyond a minute most clients
     have gone."""
 
 

@@ -18,6 +18,7 @@ from sluice.config.sections import (
     ServerSection,
     SloSection,
 )
+from sluice.config.units import listen_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +66,6 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
             yield Conflict(
                 (("metrics", "buckets", metric),), "bucket bounds must be positive and rising"
             )
-
-
-def listen_address(listen: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``, without the brackets of an IPv6 address.
-
-    Raises ``ValueError`` saying what is wrong.
-    """
-    host, colon, port = listen.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"{listen!r}: write an IPv6 address in brackets, as in [::1]:8000")
-    if not colon or not host:
-        raise ValueError(f"{listen!r} is not HOST:PORT, for example 127.0.0.1:8000")
-    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise ValueError(f"{listen!r}: the port must be a number from 0 to 65535")
-    return host, int(port)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,6 +1,6 @@
-"""Durations and sizes as people write them: ``"500ms"``, ``"4GiB"``.
+"""Durations, sizes and addresses as people write them: ``"500ms"``, ``"4GiB"``, ``"[::1]:80"``.
 
-Pure text to number and back, called by the loader, the printer of settings and the command line.
+Pure text to number and back, called by the loader, the printer of settings and the server.
 A duration always needs its unit, because its setting's name carries none (``ttft = "500ms"``); a
 size may be a plain number, because its setting's name says ``bytes``.
 """
@@ -82,3 +82,20 @@ def _split(text: str, wanted: str) -> tuple[float, str]:
     if match is None:
         raise ValueError(f"{text!r} is not {wanted}")
     return float(match.group(1)), match.group(2)
+
+
+def listen_address(listen: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``, without the brackets of an IPv6 address.
+
+    Raises ``ValueError`` saying what is wrong.
+    """
+    host, colon, port = listen.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{listen!r}: write an IPv6 address in brackets, as in [::1]:8000")
+    if not colon or not host:
+        raise ValueError(f"{listen!r} is not HOST:PORT, for example 127.0.0.1:8000")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ValueError(f"{listen!r}: the port must be a number from 0 to 65535")
+    return host, int(port)

@@ -8,9 +8,8 @@ How choices count: a request with ``n`` choices takes ``n`` places, both of the 
 of a replica's ``sequences_max``.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from random import Random
 
 from sluice.core.events import Reject, ReplicaLimits, Report
 from sluice.core.request import PhaseTimes, Request, Usage
@@ -26,14 +25,6 @@ OUTPUT_TOKENS_UNKNOWN = 256
 OVERDUE_SHARE = 0.1
 # Retry-After is stretched by up to this share, so that refused clients do not return together.
 RETRY_SPREAD = 0.25
-
-
-class Chance(Protocol):
-    """A source of numbers in [0, 1); ``random.Random`` is one."""
-
-    def random(self) -> float:
-        """The next number."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,25 +115,12 @@ class ServiceTimes:
         return round(prefill_ns + output * report.step_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Work of one accepted request: predicted time, and how long it has run (0 while it waits)."""
-
-    places: int
-    predicted_ns: int
-    run_ns: int
+def remaining_ns(predicted_ns: int, run_ns: int) -> int:
+    """What is left of a predicted time after ``run_ns`` of it."""
+    return max(predicted_ns - run_ns, round(OVERDUE_SHARE * predicted_ns))
 
 
-def drain_ns(works: Iterable[Work], slots: int) -> int:
-    """Predicted time until the given work is done by ``slots`` sequences at a time."""
-    total = 0.0
-    for work in works:
-        remaining = max(work.predicted_ns - work.run_ns, OVERDUE_SHARE * work.predicted_ns)
-        total += work.places * remaining
-    return round(total / max(1, slots))
-
-
-def reject(request: Request, refusal: Refusal, chance: Chance) -> Reject:
+def reject(request: Request, refusal: Refusal, chance: Random) -> Reject:
     """The refusal as it is told to the client: its wait is stretched at random, never shortened."""
     retry_after_s = None
     if refusal.wait_ns is not None:

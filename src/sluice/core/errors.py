@@ -29,7 +29,6 @@ class SluiceError(Exception):
 class RequestError(SluiceError):
     """The request cannot be served as asked, whoever else is being served."""
 
-    status = 400
     code = "invalid_request"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -53,35 +52,30 @@ class ContextExceeded(RequestError):
 class Unauthorized(RequestError):
     """No API key was sent, or one that is not known."""
 
-    status = 401
     code = "invalid_api_key"
 
 
 class Forbidden(RequestError):
     """The key is known and does not carry the permission asked for."""
 
-    status = 403
     code = "permission_denied"
 
 
 class ModelNotFound(RequestError):
     """The model asked for is not served here."""
 
-    status = 404
     code = "model_not_found"
 
 
 class BodyTooLarge(RequestError):
     """The request body is over the configured limit."""
 
-    status = 413
     code = "body_too_large"
 
 
 class BodyTooSlow(RequestError):
     """The request body was not complete within its deadline."""
 
-    status = 408
     code = "body_too_slow"
 
 

@@ -3,73 +3,62 @@
 ``Fleet.handle`` takes one event and the time and returns effects; the gateway performs them. Check
 and count happen in the same call. Requests wait here, not in a replica: a replica is given as many
 sequences as it can hold (``sequences_max``), so that a lost replica takes few requests with it and
-the strictest tier goes next whatever else waits. What runs inside a replica is decided by
-``core/replica.py``; whether a request can be served is judged in ``core/admission.py``; the replica
-is picked in ``core/routing.py``.
+the strictest tier goes next whatever else waits. What one model's pool can take is judged in
+``core/pools.py``; what runs inside a replica is decided by ``core/replica.py``.
 
 Every accepted request ends once: by ``Ended`` or ``Cancelled`` coming in, or by ``Fail`` going out
 (``Reject`` where it was never dispatched). All it holds is returned in that same call.
 """
 
 from collections.abc import Sequence
+from random import Random
 from typing import assert_never
 
-from sluice.core.admission import NS_PER_S, Chance, Refusal, never_runs, reject
+from sluice.core.admission import Refusal, reject
 from sluice.core.events import (
     Abort,
     Arrived,
     Cancelled,
-    Dispatch,
     Ended,
     Fail,
     FleetDraining,
     FleetEffect,
     FleetEvent,
     Progress,
-    ReplicaLimits,
     ReplicaLost,
     ReplicaReady,
     ReplicaReported,
-    Report,
     StartReplica,
     Tick,
     WakeAt,
 )
+from sluice.core.fleet_replica import Accepted, FleetReplica, RestartLimits
 from sluice.core.lifecycle import ReplicaState
-from sluice.core.pools import Accepted, Pool, PoolLimits, PoolView, Replica, RestartLimits
-from sluice.core.request import EndReason, Request
+from sluice.core.pools import Pool, PoolLimits, PoolView
+from sluice.core.request import COMPLETE, EndReason, Request
 
 # A request that was on board of this many lost replicas is not tried again: it may be the cause.
 LOSSES_MAX = 2
-COMPLETED = (EndReason.STOP, EndReason.LENGTH)
-LIVE = (ReplicaState.STARTING, ReplicaState.READY)
-LOST = (ReplicaState.BACKOFF, ReplicaState.CRASH_LOOP)
 
 
 class Fleet:
     """All models behind one gateway."""
 
     def __init__(
-        self,
-        pools: Sequence[PoolLimits],
-        *,
-        chance: Chance,
-        restarts: RestartLimits | None = None,
+        self, pools: Sequence[PoolLimits], *, chance: Random, restarts: RestartLimits | None = None
     ) -> None:
         self._chance = chance
         self._restarts = restarts or RestartLimits()
         self._pools: dict[str, Pool] = {}
-        self._replicas: dict[str, Replica] = {}
+        self._replicas: dict[str, FleetReplica] = {}
         for limits in pools:
-            replicas = tuple(Replica(name, limits.model) for name in limits.replica_ids)
+            replicas = tuple(FleetReplica(name, limits.model) for name in limits.replica_ids)
             self._pools[limits.model] = Pool(limits, replicas)
             self._replicas.update((replica.id, replica) for replica in replicas)
         self._accepted: dict[str, Accepted] = {}
         self._arrivals = 0
         self._drain_by_ns: int | None = None
         self._wake_ns: int | None = None
-
-    # ------------------------------------------------------------------------------------- entry
 
     def handle(self, event: FleetEvent, now_ns: int) -> list[FleetEffect]:
         """Take one event and return what is to be done. The first ``Tick`` starts the replicas.
@@ -96,11 +85,11 @@ class Fleet:
             case Ended():
                 self._ended(event)
             case ReplicaReady():
-                self._ready(self._replicas[event.replica_id], event.limits, now_ns)
+                self._ready(event, now_ns)
             case ReplicaReported():
-                self._reported(self._replicas[event.replica_id], event.report, now_ns)
+                self._reported(event, now_ns)
             case ReplicaLost():
-                return self._lost(self._replicas[event.replica_id], event.error, now_ns)
+                return self._lost(event, now_ns)
             case FleetDraining():
                 return self._draining(event.deadline_ns, now_ns)
             case Tick():
@@ -114,7 +103,10 @@ class Fleet:
     def _arrived(self, pool: Pool, request: Request, now_ns: int) -> list[FleetEffect]:
         if request.id in self._accepted:
             raise ValueError(f"request id {request.id} is in use")
-        refusal = self._refusal(pool, request, now_ns)
+        if self._drain_by_ns is None:
+            refusal = pool.refusal(request, now_ns)
+        else:
+            refusal = Refusal(503, "draining", 0, 0, max(0, self._drain_by_ns - now_ns))
         if refusal is not None:
             return [reject(request, refusal, self._chance)]
         accepted = Accepted(request, pool.limits.model, (request.tier, self._arrivals))
@@ -122,19 +114,6 @@ class Fleet:
         self._accepted[request.id] = accepted
         pool.enqueue(accepted, now_ns)
         return []
-
-    def _refusal(self, pool: Pool, request: Request, now_ns: int) -> Refusal | None:
-        if self._drain_by_ns is not None:
-            return Refusal(503, "draining", 0, 0, max(0, self._drain_by_ns - now_ns))
-        limits = pool.widest()
-        if limits is not None and (never := never_runs(request, limits)) is not None:
-            return never
-        if not pool.ready():
-            return Refusal(503, "not_ready", 0, 1, pool.ready_in_ns(now_ns))
-        places, places_max = pool.places() + request.choices, pool.places_max()
-        if places > places_max:
-            return Refusal(429, "queue_full", places, places_max, pool.drain_ns(now_ns))
-        return None
 
     def _cancelled(self, request_id: str) -> list[FleetEffect]:
         accepted = self._accepted.get(request_id)
@@ -155,7 +134,7 @@ class Fleet:
         accepted = self._accepted.get(event.request_id)
         if accepted is None:
             return
-        if event.reason in COMPLETED:
+        if event.reason in COMPLETE:
             service = self._pools[accepted.model].service
             service.completed(event.usage, event.phases, accepted.request.choices)
         self._release(accepted)
@@ -167,7 +146,7 @@ class Fleet:
         del self._accepted[accepted.request.id]
         if accepted.replica is not None:
             accepted.replica.leave(accepted)
-        else:
+        elif accepted.wait is not None:
             pool.queue.remove(accepted)
 
     def _end(self, accepted: Accepted, reason: EndReason, error: str) -> list[FleetEffect]:
@@ -190,62 +169,51 @@ class Fleet:
         effects: list[FleetEffect] = []
         for pool in self._pools.values():
             while pool.queue:
-                placed = self._place(pool, pool.queue.head, now_ns)
-                if placed is None:
+                dispatch = pool.place_head(now_ns)
+                if dispatch is None:
                     break
-                effects.append(placed)
+                effects.append(dispatch)
         return effects
-
-    def _place(self, pool: Pool, accepted: Accepted, now_ns: int) -> Dispatch | None:
-        scores = pool.scores(accepted, self._restarts.report_ns_max, now_ns)
-        if not scores:
-            return None
-        pool.queue.remove(accepted)
-        replica = self._replicas[scores[0].replica_id]
-        replica.board(accepted, pool.output_tokens(accepted.request), now_ns)
-        return Dispatch(accepted.request.id, replica.id, accepted.attempts, scores)
 
     # ---------------------------------------------------------------------------------- replicas
 
-    def _ready(self, replica: Replica, limits: ReplicaLimits, now_ns: int) -> None:
-        if replica.state is ReplicaState.STOPPED:
-            return
-        replica.serve(limits, now_ns)
-        self._pools[replica.model].load_ns = now_ns - replica.started_ns
+    def _ready(self, event: ReplicaReady, now_ns: int) -> None:
+        replica = self._replicas[event.replica_id]
+        if replica.state is not ReplicaState.STOPPED:
+            replica.serve(event.limits, now_ns)
+            self._pools[replica.model].load_ns = now_ns - replica.started_ns
 
-    def _reported(self, replica: Replica, report: Report, now_ns: int) -> None:
-        if replica.state is not ReplicaState.READY:
-            return
-        replica.reported(report, now_ns)
-        self._pools[replica.model].service.reported(report)
+    def _reported(self, event: ReplicaReported, now_ns: int) -> None:
+        replica = self._replicas[event.replica_id]
+        if replica.state is ReplicaState.READY:
+            replica.reported(event.report, now_ns)
+            self._pools[replica.model].service.reported(event.report)
 
-    def _lost(self, replica: Replica, error: str, now_ns: int) -> list[FleetEffect]:
-        if replica.state not in LIVE:
+    def _lost(self, event: ReplicaLost, now_ns: int) -> list[FleetEffect]:
+        replica, error = self._replicas[event.replica_id], event.error
+        if replica.state not in (ReplicaState.STARTING, ReplicaState.READY):
             return []
         replica.lose(error, self._restarts if self._drain_by_ns is None else None, now_ns)
         effects: list[FleetEffect] = []
         for accepted in list(replica.on_board.values()):
+            replica.leave(accepted)
             effects += self._rescue(accepted, error, now_ns)
         return effects + self._give_up(self._pools[replica.model], now_ns)
 
     def _rescue(self, accepted: Accepted, error: str, now_ns: int) -> list[FleetEffect]:
         """Decide what becomes of a request whose replica was lost."""
-        replica, request = accepted.replica, accepted.request
-        assert replica is not None
         accepted.losses += 1
-        if accepted.tokens or accepted.losses >= LOSSES_MAX:
-            self._release(accepted)
-            sent = f"after {accepted.tokens} tokens were sent" if accepted.tokens else "twice"
-            return [Fail(request.id, EndReason.FAILED, f"its replica was lost {sent}: {error}")]
-        replica.leave(accepted)
-        self._pools[accepted.model].enqueue(accepted, now_ns)
-        return []
+        if not accepted.tokens and accepted.losses < LOSSES_MAX:
+            self._pools[accepted.model].enqueue(accepted, now_ns)
+            return []
+        sent = f"after {accepted.tokens} tokens were sent" if accepted.tokens else "twice"
+        return self._end(accepted, EndReason.FAILED, f"its replica was lost {sent}: {error}")
 
     def _give_up(self, pool: Pool, now_ns: int) -> list[FleetEffect]:
         """End what waits for a pool of which nothing will serve soon."""
         if pool.may_serve_soon():
             return []
-        refusal = Refusal(503, "not_ready", 0, 1, pool.ready_in_ns(now_ns))
+        refusal = pool.not_ready(now_ns)
         effects: list[FleetEffect] = []
         for accepted in list(pool.queue):
             effects += self._turn_away(accepted, refusal)
@@ -258,9 +226,7 @@ class Fleet:
         self._drain_by_ns = deadline_ns
         effects: list[FleetEffect] = []
         for replica in self._replicas.values():
-            if replica.state in LOST:
-                replica.move(ReplicaState.STOPPED)
-                replica.start_ns = None
+            replica.stay_down()
         for pool in self._pools.values():
             effects += self._give_up(pool, now_ns)
         return effects
@@ -274,12 +240,7 @@ class Fleet:
                 effects += self._end(accepted, EndReason.SHUTDOWN, "the server is shutting down")
         for pool in self._pools.values():
             for accepted in pool.queue.overdue(now_ns):
-                arrived_ns = accepted.request.arrived_ns
-                waited_s = (now_ns - arrived_ns) / NS_PER_S
-                limit_s = (accepted.due_ns - arrived_ns) / NS_PER_S
-                wait_ns = pool.drain_ns(now_ns)
-                refusal = Refusal(429, "queue_deadline", waited_s, limit_s, wait_ns)
-                effects += self._turn_away(accepted, refusal)
+                effects += self._turn_away(accepted, pool.overdue(accepted, now_ns))
         if self._drain_by_ns is None:
             for replica in self._replicas.values():
                 if replica.is_due(now_ns):
@@ -293,8 +254,6 @@ class Fleet:
         if self._accepted:
             times.append(self._drain_by_ns)
         return min((max(now_ns, at_ns) for at_ns in times if at_ns is not None), default=None)
-
-    # ------------------------------------------------------------------------------------- views
 
     @property
     def requests(self) -> int:

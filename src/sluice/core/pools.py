@@ -1,8 +1,6 @@
-"""What the fleet keeps about its models: accepted requests, replicas, and the pool of each model.
+"""The pool of a model: its replicas, the requests that wait for one, and what it can promise.
 
-Owned and changed by ``core/fleet.py`` alone; the views are for everyone. The counts of a replica
-(places, waiting prefill, reserved blocks) move together, in ``board`` and ``leave``, so that they
-cannot drift apart.
+Owned and changed by ``core/fleet.py`` alone; the views are for everyone.
 """
 
 from bisect import insort
@@ -10,15 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from sluice.core.admission import NS_PER_S, ServiceTimes, Work, drain_ns, tokens_max
-from sluice.core.events import ReplicaLimits, ReplicaScore, Report
-from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState, moved
+from sluice.core.admission import (
+    NS_PER_S,
+    Refusal,
+    ServiceTimes,
+    never_runs,
+    remaining_ns,
+    tokens_max,
+)
+from sluice.core.events import Dispatch, ReplicaLimits
+from sluice.core.fleet_replica import Accepted, FleetReplica, ReplicaView
+from sluice.core.lifecycle import ReplicaState
 from sluice.core.request import Request
-from sluice.core.routing import Candidate, PrefixMemory, block_chain, blocks_needed, rank
+from sluice.core.routing import block_chain, rank
 
-# Dispatches that a replica with an old report may get while others report: enough to find out that
-# it is alive, too few to pile up on one that is not.
-STALE_DISPATCHES_MAX = 4
 # A predicted drain time serves for so long while nothing changes: in a flood of refusals it would
 # otherwise be computed from the whole queue for each of them.
 DRAIN_KNOWN_NS = NS_PER_S // 20
@@ -41,39 +44,6 @@ class PoolLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartLimits:
-    """When a lost replica is started again.
-
-    The wait doubles from ``backoff_ns_min`` to ``backoff_ns_max`` with each loss. Losses older than
-    ``window_ns`` are forgotten; from ``losses_max`` within it on, the replica counts as being in a
-    crash loop and is started every ``crash_loop_ns``. A report older than ``report_ns_max`` is old.
-    """
-
-    backoff_ns_min: int = NS_PER_S // 2
-    backoff_ns_max: int = 30 * NS_PER_S
-    losses_max: int = 5
-    window_ns: int = 300 * NS_PER_S
-    crash_loop_ns: int = 60 * NS_PER_S
-    report_ns_max: int = 5 * NS_PER_S
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
-    """One replica as metrics and operators see it. ``start_ns`` is its next planned start."""
-
-    id: str
-    model: str
-    state: ReplicaState
-    error: str
-    requests: int
-    places: int
-    losses: int
-    start_ns: int | None
-    report: Report | None
-    report_age_ns: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class PoolView:
     """One model as metrics and operators see it. ``limits`` is ``None`` before one was ready."""
 
@@ -84,175 +54,6 @@ class PoolView:
     places_max: int
     limits: ReplicaLimits | None
     replicas: tuple[ReplicaView, ...]
-
-
-@dataclass(slots=True, eq=False)
-class Accepted:
-    """A request that was not refused and has not ended.
-
-    It waits in its pool's queue or is on board of ``replica``. ``due_ns`` ends its wait.
-    ``attempts`` counts dispatches and ``losses`` the replicas lost under it. ``wait`` is the number
-    of its present wait, ``None`` while it is on board. ``chain`` stands for its prompt's blocks,
-    ``None`` where there is no choice of replica.
-    """
-
-    request: Request
-    model: str
-    order: tuple[int, int]
-    due_ns: int = 0
-    replica: "Replica | None" = None
-    dispatched_ns: int = 0
-    attempts: int = 0
-    losses: int = 0
-    tokens: int = 0
-    prefill_tokens: int = 0
-    blocks: int = 0
-    wait: int | None = None
-    chain: tuple[int, ...] | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Replica:
-    """One replica: its state, and what was dispatched to it."""
-
-    id: str
-    model: str
-    state: ReplicaState = ReplicaState.STOPPED
-    limits: ReplicaLimits | None = None
-    error: str = ""
-    losses_ns: list[int] = field(default_factory=list)
-    start_ns: int | None = None
-    started_ns: int = 0
-    on_board: dict[str, Accepted] = field(default_factory=dict)
-    places: int = 0
-    prefill_tokens: int = 0
-    blocks_reserved: int = 0
-    blocks_reserved_then: int = 0
-    report: Report | None = None
-    reported_ns: int = 0
-    dispatched_since_report: int = 0
-    prefixes: PrefixMemory | None = None
-
-    def move(self, target: ReplicaState) -> None:
-        """Change its state. Raises ``InternalError`` where the table does not allow it."""
-        self.state = moved(REPLICA_MOVES, self.state, target)
-
-    def start(self, now_ns: int) -> None:
-        """Its process is started."""
-        self.move(ReplicaState.STARTING)
-        self.start_ns = None
-        self.started_ns = now_ns
-
-    def serve(self, limits: ReplicaLimits, now_ns: int) -> None:
-        """It is ready, and knows nothing of earlier incarnations."""
-        self.move(ReplicaState.READY)
-        self.limits = limits
-        self.error = ""
-        self.report = None
-        self.reported_ns = now_ns
-        self.dispatched_since_report = 0
-        self.prefixes = PrefixMemory(limits.blocks_total)
-
-    def lose(self, error: str, restarts: RestartLimits | None, now_ns: int) -> None:
-        """It is gone; its next start is planned, or none where ``restarts`` is ``None``."""
-        recent = [at for at in self.losses_ns if restarts and now_ns - at <= restarts.window_ns]
-        losses = len(recent) + 1
-        if restarts is None:
-            self.move(ReplicaState.STOPPED)
-        elif losses >= restarts.losses_max:
-            self.move(ReplicaState.CRASH_LOOP)
-            self.start_ns = now_ns + restarts.crash_loop_ns
-        else:
-            self.move(ReplicaState.BACKOFF)
-            doubled_ns = restarts.backoff_ns_min << (losses - 1)
-            self.start_ns = now_ns + min(doubled_ns, restarts.backoff_ns_max)
-        self.losses_ns = [*recent, now_ns]
-        self.error = error
-        self.report = None
-
-    def is_due(self, now_ns: int) -> bool:
-        """Whether it is to be started: never yet, or again."""
-        if self.start_ns is None:
-            return self.state is ReplicaState.STOPPED
-        return self.start_ns <= now_ns
-
-    def board(self, accepted: Accepted, output_tokens: int, now_ns: int) -> None:
-        """Count a request that is dispatched here."""
-        assert self.limits is not None
-        request = accepted.request
-        cached = self._cached_tokens(accepted)
-        accepted.replica = self
-        accepted.dispatched_ns = now_ns
-        accepted.attempts += 1
-        accepted.prefill_tokens = len(request.prompt) - cached
-        accepted.blocks = blocks_needed(request, output_tokens, self.limits.block_size)
-        self.on_board[request.id] = accepted
-        self.places += request.choices
-        self.prefill_tokens += accepted.prefill_tokens
-        self.blocks_reserved += accepted.blocks
-        self.dispatched_since_report += 1
-        if accepted.chain is not None and self.prefixes is not None:
-            self.prefixes.add(accepted.chain)
-
-    def prefilled(self, accepted: Accepted) -> None:
-        """Its prompt is computed: the first token came."""
-        self.prefill_tokens -= accepted.prefill_tokens
-        accepted.prefill_tokens = 0
-
-    def leave(self, accepted: Accepted) -> None:
-        """Return all that the request holds here."""
-        del self.on_board[accepted.request.id]
-        self.prefilled(accepted)
-        self.places -= accepted.request.choices
-        self.blocks_reserved -= accepted.blocks
-        accepted.blocks = 0
-        accepted.replica = None
-
-    def reported(self, report: Report, now_ns: int) -> None:
-        """Take its own view of its load."""
-        self.report = report
-        self.reported_ns = now_ns
-        self.blocks_reserved_then = self.blocks_reserved
-        self.dispatched_since_report = 0
-
-    def _cached_tokens(self, accepted: Accepted) -> int:
-        if accepted.chain is None or self.prefixes is None or self.limits is None:
-            return 0
-        return self.prefixes.cached_blocks(accepted.chain) * self.limits.block_size
-
-    def view(self, now_ns: int) -> ReplicaView:
-        """What others may know of it."""
-        return ReplicaView(
-            id=self.id,
-            model=self.model,
-            state=self.state,
-            error=self.error,
-            requests=len(self.on_board),
-            places=self.places,
-            losses=len(self.losses_ns),
-            start_ns=self.start_ns,
-            report=self.report,
-            report_age_ns=None if self.report is None else now_ns - self.reported_ns,
-        )
-
-    def candidate(self, accepted: Accepted, report_ns_max: int, now_ns: int) -> Candidate:
-        """How it stands for a request. Own counts rule; a fresh report corrects the KV estimate."""
-        assert self.limits is not None
-        age_ns = now_ns - self.reported_ns
-        is_fresh = age_ns <= report_ns_max
-        blocks_used = self.blocks_reserved
-        if is_fresh and self.report is not None:
-            seen = self.report.blocks_total - self.report.blocks_free
-            blocks_used = max(0, blocks_used + seen - self.blocks_reserved_then)
-        return Candidate(
-            replica_id=self.id,
-            limits=self.limits,
-            places=self.places,
-            prefill_tokens=self.prefill_tokens,
-            cached_tokens=self._cached_tokens(accepted),
-            blocks_used=blocks_used,
-            held_back=not is_fresh and self.dispatched_since_report >= STALE_DISPATCHES_MAX,
-        )
 
 
 class Queue:
@@ -309,13 +110,13 @@ class Pool:
     """All replicas of one model, and the requests that wait for one."""
 
     limits: PoolLimits
-    replicas: tuple[Replica, ...]
+    replicas: tuple[FleetReplica, ...]
     queue: Queue = field(default_factory=Queue)
     service: ServiceTimes = field(default_factory=ServiceTimes)
     load_ns: int = LOAD_NS_UNKNOWN
     _drain: tuple[int, int] | None = None  # when it was predicted, and what
 
-    def ready(self) -> list[Replica]:
+    def ready(self) -> list[FleetReplica]:
         """The replicas that serve."""
         return [replica for replica in self.replicas if replica.state is ReplicaState.READY]
 
@@ -356,19 +157,46 @@ class Pool:
         self.queue.add(accepted)
         self.changed()
 
-    def scores(
-        self, accepted: Accepted, report_ns_max: int, now_ns: int
-    ) -> tuple[ReplicaScore, ...]:
-        """The replicas that can take the request at once, best first."""
-        request, limits = accepted.request, self.widest()
+    def refusal(self, request: Request, now_ns: int) -> Refusal | None:
+        """Why the request cannot be accepted, ``None`` if it can."""
+        limits = self.widest()
+        if limits is not None and (never := never_runs(request, limits)) is not None:
+            return never
+        if not self.ready():
+            return self.not_ready(now_ns)
+        places, places_max = self.places() + request.choices, self.places_max()
+        if places > places_max:
+            return Refusal(429, "queue_full", places, places_max, self.drain_ns(now_ns))
+        return None
+
+    def not_ready(self, now_ns: int) -> Refusal:
+        """The refusal of what no replica serves."""
+        return Refusal(503, "not_ready", 0, 1, self.ready_in_ns(now_ns))
+
+    def overdue(self, accepted: Accepted, now_ns: int) -> Refusal:
+        """The refusal of what waited too long."""
+        arrived_ns = accepted.request.arrived_ns
+        waited_s = (now_ns - arrived_ns) / NS_PER_S
+        limit_s = (accepted.due_ns - arrived_ns) / NS_PER_S
+        return Refusal(429, "queue_deadline", waited_s, limit_s, self.drain_ns(now_ns))
+
+    def place_head(self, now_ns: int) -> Dispatch | None:
+        """Give the request that goes next to the best replica; ``None`` where it fits on none."""
+        accepted = self.queue.head
+        request = accepted.request
+        able = {replica.id: replica for replica in self.replicas if replica.takes(request)}
+        if not able:
+            return None
+        limits = self.widest()
         if accepted.chain is None and limits is not None and len(self.replicas) > 1:
             accepted.chain = block_chain(request.prompt, limits.block_size)
-        candidates = [r.candidate(accepted, report_ns_max, now_ns) for r in self.ready()]
-        return rank(request, self.output_tokens(request), candidates)
-
-    def output_tokens(self, request: Request) -> int:
-        """Predicted output of one choice."""
-        return self.service.predict_output_tokens(request.output_tokens_max)
+        candidates = [replica.candidate(accepted, now_ns) for replica in able.values()]
+        output_tokens = self.service.predict_output_tokens(request.output_tokens_max)
+        scores = rank(request, output_tokens, candidates)
+        self.queue.remove(accepted)
+        chosen = able[scores[0].replica_id]
+        chosen.board(accepted, output_tokens, now_ns)
+        return Dispatch(request.id, chosen.id, accepted.attempts, scores)
 
     def view(self, now_ns: int) -> PoolView:
         """What others may know of it."""
@@ -389,20 +217,17 @@ class Pool:
     def drain_ns(self, now_ns: int) -> int:
         """Predicted time until all accepted requests are done."""
         if self._drain is None or now_ns - self._drain[0] > DRAIN_KNOWN_NS:
-            self._drain = (now_ns, drain_ns(self._works(now_ns), self._slots()))
+            work_ns = sum(self._work_ns(waiting, 0) for waiting in self.queue)
+            for replica in self.replicas:
+                for running in replica.on_board.values():
+                    work_ns += self._work_ns(running, now_ns - running.dispatched_ns)
+            self._drain = (now_ns, work_ns // max(1, self._slots()))
         return self._drain[1]
 
-    def _works(self, now_ns: int) -> Iterator[Work]:
-        for waiting in self.queue:
-            yield self._work(waiting, 0)
-        for replica in self.replicas:
-            for running in replica.on_board.values():
-                yield self._work(running, now_ns - running.dispatched_ns)
-
-    def _work(self, accepted: Accepted, run_ns: int) -> Work:
+    def _work_ns(self, accepted: Accepted, run_ns: int) -> int:
         request = accepted.request
         predicted_ns = self.service.predict_ns(len(request.prompt), request.output_tokens_max)
-        return Work(request.choices, predicted_ns, run_ns)
+        return request.choices * remaining_ns(predicted_ns, run_ns)
 
     def _slots(self) -> int:
         """Sequences that run at a time: a replica in which some wait is full at what it runs."""

@@ -20,6 +20,10 @@ class EndReason(StrEnum):
     SHUTDOWN = "shutdown"  # the grace period of a drain ran out
 
 
+# The endings of a whole answer; with any other reason something is missing.
+COMPLETE = (EndReason.STOP, EndReason.LENGTH)
+
+
 class Phase(StrEnum):
     """Exclusive stages of a request's life; their durations sum to the whole."""
 

@@ -1,6 +1,6 @@
-"""Which replica gets a request: filter, score, pick.
+"""Which replica gets a request, of those that can take it at once: score, pick.
 
-Called by ``core/fleet.py`` with what is known of each replica of one model. Nothing is changed here
+Called by ``core/pools.py`` with what is known of each replica of one model. Nothing is changed here
 except a ``PrefixMemory``, by its own ``add``.
 """
 
@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice.core.admission import never_runs
 from sluice.core.events import ReplicaLimits, ReplicaScore
 from sluice.core.request import Request
 
@@ -71,22 +70,15 @@ def blocks_needed(request: Request, output_tokens: int, block_size: int) -> int:
 def rank(
     request: Request, output_tokens: int, candidates: Sequence[Candidate]
 ) -> tuple[ReplicaScore, ...]:
-    """The replicas that can take the request at once, best first.
+    """The replicas that can take the request, best first.
 
-    A replica qualifies when it can ever run the request and has as many free places as the request
-    takes; one that is held back only where no other qualifies. The score is uncached prefill tokens
+    One that is held back counts only where there is no other. The score is uncached prefill tokens
     (waiting there, and the request's own) times the sequences there, plus those sequences. A
     replica whose KV pool is predicted to be short (``output_tokens`` is the predicted output of one
     choice) comes after all others. Ties go to the one listed first.
     """
-    able = [
-        candidate
-        for candidate in candidates
-        if candidate.places + request.choices <= candidate.limits.sequences_max
-        and never_runs(request, candidate.limits) is None
-    ]
-    live = [candidate for candidate in able if not candidate.held_back]
-    scores = [_judge(request, output_tokens, candidate) for candidate in live or able]
+    live = [candidate for candidate in candidates if not candidate.held_back]
+    scores = [_judge(request, output_tokens, candidate) for candidate in live or candidates]
     return tuple(sorted(scores, key=lambda judged: (not judged.kv_fits, judged.score)))
 
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from sluice.core.sampling import SampledLogprobs, Sampling, TokenLogprob
 from sluice.executors.base import TokenMask
-from sluice.executors.nucleus import draw_filtered, draw_unfiltered
+from sluice.executors.nucleus import best_tokens, draw_filtered, draw_unfiltered
 
 Logits = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]
@@ -276,13 +276,14 @@ def _by_way(states: Sequence[SequenceSampling]) -> tuple[list[int], list[int], l
 def _scaled(logits: Logits, rows: list[int], states: Sequence[SequenceSampling]) -> Logits:
     """Return the rows' logits over temperature, shifted so that each row's greatest is 0.
 
-    Shifting first keeps a very small temperature from overflowing. Rows without a finite logit give
-    not-a-number, which ``choose_tokens`` reports by the token that was then chosen.
+    Overwrites ``logits`` where all its rows are wanted: a copy of that size costs more than the
+    arithmetic. Shifting first keeps a very small temperature from overflowing. Rows without a
+    finite logit give not-a-number, which ``choose_tokens`` reports by the token that was chosen.
     """
     picked: Any = logits if len(rows) == logits.shape[0] else logits[rows]
     temperatures = np.array([states[row].sampling.temperature for row in rows], np.float32)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        scaled: Logits = picked - picked.max(axis=1, keepdims=True)
+        scaled: Logits = np.subtract(picked, picked.max(axis=1, keepdims=True), out=picked)
         if (temperatures != 1).any():
             scaled /= np.maximum(temperatures, np.finfo(np.float32).tiny)[:, None]
     return scaled
@@ -325,8 +326,5 @@ def _best(logprobs: Logits, count: int) -> tuple[TokenLogprob, ...]:
     """Return the most likely tokens, best first, ties by lower id."""
     if count == 0:
         return ()
-    count = min(count, logprobs.size)
-    least = np.partition(logprobs, logprobs.size - count)[logprobs.size - count]
-    tokens = np.flatnonzero(logprobs >= least)
-    order = np.argsort(-logprobs[tokens], kind="stable")[:count]
-    return tuple(TokenLogprob(int(t), float(logprobs[t])) for t in tokens[order])
+    tokens = best_tokens(logprobs, min(count, logprobs.size)).tolist()
+    return tuple(TokenLogprob(token, float(logprobs[token])) for token in tokens)

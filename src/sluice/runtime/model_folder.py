@@ -62,11 +62,6 @@ class ModelFolder:
         """The OpenVINO graph."""
         return self.path / GRAPH_FILE
 
-    @property
-    def weights_path(self) -> Path:
-        """The weights of the OpenVINO graph."""
-        return self.path / WEIGHTS_FILE
-
 
 def read_model_folder(path: Path) -> ModelFolder:
     """Read the facts of the folder; raises ``ModelLoadError`` naming the file at fault."""

@@ -6,19 +6,18 @@ passed in, so that nothing here loads one. Folders that are models already are u
 processes may prepare the same model at the same time; one works and the other waits for it.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from sluice.catalog.file_lock import file_lock
 from sluice.core.errors import ModelLoadError
 from sluice.runtime.gguf import Gguf, read_gguf
 from sluice.runtime.gguf_tokenizer import gguf_facts, tokenizer_json
@@ -32,8 +31,7 @@ from sluice.runtime.model_folder import (
 # Raised when what is written to a folder changes, so that older ones are made again.
 _FOLDER_VERSION = 2
 # Preparing a model of a few billion parameters takes minutes.
-_WAIT_S_MAX = 1800.0
-_WAIT_STEP_S = 0.1
+_CONVERT_S_MAX = 1800.0
 
 Progress = Callable[[str], None]
 WriteGraph = Callable[[Path, Path], None]  # (GGUF file, folder to write the OpenVINO IR into)
@@ -56,7 +54,8 @@ def prepare_model(source: Path, cache: Path, write_graph: WriteGraph, progress: 
         if not folder.is_dir():
             # Only now, since reading a vocabulary takes time and memory.
             gguf = _whole_gguf(source)
-            with _lock(folder.with_suffix(".lock"), progress):
+            tell_wait = partial(progress, "another process is converting this model; waiting")
+            with file_lock(folder.with_suffix(".lock"), _CONVERT_S_MAX, tell_wait):
                 if not folder.is_dir():
                     progress(f"converting {source.name}; this is done once")
                     _make(gguf, sha256, folder, write_graph)
@@ -72,7 +71,7 @@ def remove_prepared(source: Path, cache: Path) -> int:
     sha256 = _source_sha256(source, cache, lambda _: None)
     freed_bytes = 0
     for folder in cache.glob(f"{sha256[:32]}-v*/"):
-        with _lock(folder.with_suffix(".lock"), lambda _: None):
+        with file_lock(folder.with_suffix(".lock"), _CONVERT_S_MAX):
             freed_bytes += sum(file.stat().st_size for file in folder.iterdir())
             shutil.rmtree(folder)
     return freed_bytes
@@ -123,28 +122,6 @@ def _sync(file: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _lock(path: Path, progress: Progress) -> Iterator[None]:
-    deadline_s = time.monotonic() + _WAIT_S_MAX
-    with path.open("w") as file:
-        told = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline_s:
-                    raise ModelLoadError(
-                        f"another process has held {path} for {_WAIT_S_MAX:.0f} s; end it or"
-                        " remove the file"
-                    ) from None
-                if not told:
-                    progress("another process is converting this model; waiting for it")
-                    told = True
-                time.sleep(_WAIT_STEP_S)
-        yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.config.sections import ServerSection
-from sluice.core.errors import ExecutorError, Overloaded, RequestError, SluiceError
+from sluice.core.errors import Overloaded, RequestError, SluiceError
 from sluice.server import models
 from sluice.server.auth import Keys
 from sluice.server.chat import chat
@@ -20,7 +20,7 @@ from sluice.server.completions import completions
 from sluice.server.exchange import ClientLeft, Ending, Exchange, Receive, Scope, Send
 from sluice.server.limits import Limits
 from sluice.server.ports import Gateway
-from sluice.server.problems import Problem, method_refused, problem_of, unknown_path
+from sluice.server.problems import Problem, method_refused, overdue, problem_of, unknown_path
 from sluice.server.responses import responses
 from sluice.server.stamp import Stamp
 
@@ -96,10 +96,7 @@ class App:
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request, or take part in the host's start and stop."""
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            return
+        """Answer one HTTP request. Nothing starts or stops with the app: ``wiring`` does that."""
         if scope["type"] != "http":
             raise RuntimeError(f"{scope['type']} connections are not served")
         call_id, now_ns = self._sources.new_id(), self._sources.monotonic_ns()
@@ -162,18 +159,7 @@ async def _cut_short(exchange: Exchange) -> None:
     if task is not None:
         task.uncancel()
     if exchange.cut is Ending.OVERDUE:
-        late = ExecutorError("No answer was complete within the longest life of a request.")
-        late.status = 504
-        await exchange.refuse(problem_of(late))
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    """Nothing starts or stops with the app: ``wiring`` owns the gateway."""
-    while True:
-        message = await receive()
-        await send({"type": message["type"] + ".complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
+        await exchange.refuse(overdue())
 
 
 def _log_bug(exchange: Exchange, error: Exception) -> None:

@@ -96,11 +96,6 @@ def permission_of(raw_path: bytes) -> Permission:
     return Permission.ADMIN if raw_path.startswith(ADMIN_PREFIX) else Permission.INFERENCE
 
 
-def digest_of(key: str) -> str:
-    """The digest under which a key is kept."""
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
 def _presented(authorization: Sequence[bytes]) -> bytes:
     """Digest of the key in an ``Authorization: Bearer`` header."""
     if not authorization:

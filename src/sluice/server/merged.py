@@ -12,11 +12,10 @@ from dataclasses import replace
 from typing import assert_never
 
 from sluice.core.errors import InternalError
-from sluice.core.request import EndReason, Usage
+from sluice.core.request import COMPLETE, EndReason, Usage
 from sluice.runtime.generation import Call, ChoiceEnded, Delta, Finished, Piece
 from sluice.server.exchange import Exchange
 from sluice.server.ports import Gateway, Generation
-from sluice.server.sse import COMPLETE
 
 
 @asynccontextmanager

@@ -48,21 +48,21 @@ class Row:
 
     status: int | None
     type: str
-    code: str | None
+    code: str | None = None
     shown: bool = True
     retry: bool | None = None
 
 
 TABLE: Mapping[type[SluiceError], Row] = {
-    RequestError: Row(None, "invalid_request_error", None),
-    InvalidRequest: Row(400, "invalid_request_error", None),
-    ContextExceeded: Row(400, "invalid_request_error", "context_length_exceeded"),
-    Unauthorized: Row(401, "authentication_error", "invalid_api_key"),
-    Forbidden: Row(403, "permission_error", None),
-    ModelNotFound: Row(404, "invalid_request_error", "model_not_found"),
-    BodyTooLarge: Row(413, "invalid_request_error", "body_too_large"),
-    BodyTooSlow: Row(408, "invalid_request_error", "body_too_slow"),
-    Overloaded: Row(None, "rate_limit_exceeded", None),
+    RequestError: Row(400, "invalid_request_error"),
+    InvalidRequest: Row(400, "invalid_request_error"),
+    ContextExceeded: Row(400, "invalid_request_error"),
+    Unauthorized: Row(401, "authentication_error"),
+    Forbidden: Row(403, "permission_error"),
+    ModelNotFound: Row(404, "invalid_request_error"),
+    BodyTooLarge: Row(413, "invalid_request_error"),
+    BodyTooSlow: Row(408, "invalid_request_error"),
+    Overloaded: Row(None, "rate_limit_exceeded"),
     ExecutorError: Row(None, "server_error", "engine_error"),
     ReplicaGone: Row(502, "server_error", "replica_lost"),
     ConfigError: Row(500, "server_error", "internal_error", shown=False, retry=False),
@@ -119,6 +119,13 @@ def method_refused(allowed: str) -> Problem:
     """The path exists and the method does not."""
     message = f"This path takes {allowed} only."
     return _routing_problem(405, message, "method_not_allowed", (b"allow", allowed.encode()))
+
+
+def overdue() -> Problem:
+    """The request outlived its longest life, and the gateway did not end it."""
+    late = ExecutorError("No answer was complete within the longest life of a request.")
+    late.status = 504
+    return problem_of(late)
 
 
 def unfinished(finished: Finished) -> SluiceError:

@@ -89,8 +89,8 @@ class Draft:
         self._stamp = stamp
         self._settings = settings
         self._items: list[_Message | _FunctionCall] = []
-        self._message_at: int | None = None
-        self._calls_at: dict[int, int] = {}
+        self._message: tuple[int, _Message] | None = None  # with its place among the items
+        self._calls: dict[int, tuple[int, _FunctionCall]] = {}
         self._finish: str | None = None
         self.usage: Usage | None = None
 
@@ -147,40 +147,31 @@ class Draft:
 
     def _add_text(self, delta: Delta) -> list[Event]:
         events: list[Event] = []
-        if self._message_at is None:
-            self._message_at = len(self._items)
-            message = _Message(f"msg_{self._stamp.id}")
-            events.append(self._added(message))
-            place = {"item_id": message.id, "output_index": self._message_at, "content_index": 0}
-            events.append(("response.content_part.added", {**place, "part": message.part()}))
-        item = self._items[self._message_at]
-        if not isinstance(item, _Message):
-            raise TypeError("the text item of a response is a message")
+        if self._message is None:
+            self._message = len(self._items), _Message(f"msg_{self._stamp.id}")
+            events.append(self._added(self._message[1]))
+        at, item = self._message
+        place: Json = {"item_id": item.id, "output_index": at, "content_index": 0}
+        if events:
+            events.append(("response.content_part.added", {**place, "part": item.part()}))
         item.texts.append(delta.text)
         item.logprobs.extend(delta.logprobs)
-        told: Json = {
-            "item_id": item.id,
-            "output_index": self._message_at,
-            "content_index": 0,
-            "delta": delta.text,
-            "logprobs": logprobs_json(delta.logprobs),
-        }
-        return [*events, ("response.output_text.delta", told)] if delta.text else events
+        if delta.text:
+            told = {**place, "delta": delta.text, "logprobs": logprobs_json(delta.logprobs)}
+            events.append(("response.output_text.delta", told))
+        return events
 
     def _add_call(self, piece: ToolCallDelta) -> list[Event]:
         events: list[Event] = []
-        if piece.index not in self._calls_at:
+        if piece.index not in self._calls:
             at = len(self._items)
-            self._calls_at[piece.index] = at
             fresh = _FunctionCall(f"fc_{self._stamp.id}_{at}", piece.id or "", piece.name or "")
+            self._calls[piece.index] = at, fresh
             events.append(self._added(fresh))
-        at = self._calls_at[piece.index]
-        item = self._items[at]
-        if not isinstance(item, _FunctionCall):
-            raise TypeError("a function call piece belongs to a function call item")
+        at, item = self._calls[piece.index]
         item.arguments.append(piece.arguments)
-        told = {"item_id": item.id, "output_index": at, "delta": piece.arguments}
         if piece.arguments:
+            told = {"item_id": item.id, "output_index": at, "delta": piece.arguments}
             events.append(("response.function_call_arguments.delta", told))
         return events
 

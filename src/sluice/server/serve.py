@@ -18,6 +18,7 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sluice.config.sections import ServerSection
+from sluice.config.units import listen_address
 from sluice.core.errors import ConfigError, InvalidRequest, Overloaded
 from sluice.server.app import AsgiApp
 from sluice.server.problems import Problem, problem_of
@@ -38,22 +39,27 @@ _FILES_WANTED = 65536
 
 def bind(section: ServerSection) -> socket.socket:
     """Bind the address of the settings and listen. Raises ``ConfigError``."""
-    host, _, port = section.listen.rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, int(port)))
-        listener.listen(_BACKLOG)
-    except (OSError, ValueError, OverflowError) as error:
-        listener.close()
+        return _listener(*listen_address(section.listen))
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         message = (
             f"server.listen: cannot listen on {section.listen}: {reason}. "
             "Stop what uses it, or choose another address or port 0."
         )
         raise ConfigError((message,)) from error
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     listener.settimeout(0)
     return listener
 

@@ -11,14 +11,13 @@ from typing import Protocol, assert_never
 import msgspec
 
 from sluice.core.errors import InternalError
-from sluice.core.request import EndReason
+from sluice.core.request import COMPLETE
 from sluice.runtime.generation import ChoiceEnded, Delta, Finished, Piece
 from sluice.server.exchange import Exchange
 from sluice.server.ports import Generation
 from sluice.server.problems import Headers, header_text, unfinished
 
 DONE = b"data: [DONE]\n\n"
-COMPLETE = (EndReason.STOP, EndReason.LENGTH)
 
 encode_json = msgspec.json.Encoder().encode
 

@@ -244,16 +244,9 @@ def _share(step: Step, request_id: str, at_ns: int) -> StepShare | None:
 
 
 def _phases(ended: RequestEnded) -> list[PhaseSpan]:
-    durations = (
-        (Phase.RETRIEVAL, ended.retrieval_ns),
-        (Phase.ADMISSION, ended.admission_ns),
-        (Phase.QUEUE, ended.queue_ns),
-        (Phase.PREFILL, ended.prefill_ns),
-        (Phase.DECODE, ended.decode_ns),
-        (Phase.PREEMPTED, ended.preempted_ns),
-    )
     spans, start_ns = [], 0
-    for phase, duration_ns in durations:
+    for phase in Phase:
+        duration_ns = getattr(ended, f"{phase}_ns")
         if duration_ns:
             spans.append(PhaseSpan(phase, start_ns, duration_ns))
             start_ns += duration_ns

@@ -21,8 +21,9 @@ from prometheus_client.metrics_core import Metric as Family
 
 import sluice
 from sluice.core.events import Report
+from sluice.core.fleet_replica import ReplicaView
 from sluice.core.lifecycle import ReplicaState
-from sluice.core.pools import PoolView, ReplicaView
+from sluice.core.pools import PoolView
 from sluice.core.request import EndReason, Phase, PhaseTimes, Usage
 from sluice.telemetry.metric_table import VLLM_ALIASES, Metric, with_buckets
 
@@ -255,14 +256,7 @@ def _family(metric: Metric, times: Histograms, values: Values) -> Family:
 
 
 def _phase_seconds(phases: PhaseTimes) -> dict[str, float]:
-    return {
-        Phase.RETRIEVAL: phases.retrieval_ns * _NS,
-        Phase.ADMISSION: phases.admission_ns * _NS,
-        Phase.QUEUE: phases.queue_ns * _NS,
-        Phase.PREFILL: phases.prefill_ns * _NS,
-        Phase.DECODE: phases.decode_ns * _NS,
-        Phase.PREEMPTED: phases.preempted_ns * _NS,
-    }
+    return {phase: getattr(phases, f"{phase}_ns") * _NS for phase in Phase}
 
 
 def _pool_gauges(pool: PoolView) -> dict[str, float]:

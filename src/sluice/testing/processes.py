@@ -49,6 +49,7 @@ from sluice.runtime.messages import (
     ToReplica,
 )
 from sluice.testing.executors import FakeExecutor
+from sluice.testing.replicas import executor_limits
 
 
 class _VirtualSelector(selectors.SelectSelector):
@@ -58,11 +59,11 @@ class _VirtualSelector(selectors.SelectSelector):
         super().__init__()
         self.now_s = 0.0
 
-    def select(self, timeout: float | None = None) -> Any:
+    def select(self, wait_s: float | None = None) -> Any:
         """Return what is ready; with nothing ready the wait is over at once."""
         ready = super().select(0)
-        if not ready and timeout:
-            self.now_s += timeout
+        if not ready and wait_s:
+            self.now_s += wait_s
         return ready
 
 
@@ -174,13 +175,10 @@ class FakeProcess:
         self._timers.clear()
 
     def _loaded(self) -> None:
-        limits = self._limits
-        told = ReplicaLimits(
-            limits.context_tokens_max, limits.block_size, limits.blocks_total, limits.sequences_max
-        )
+        told = executor_limits(self._limits)
         self._executor = self._make_executor(told)
         self._executor.load()
-        self.replica = Replica(limits, FixedCostModel(Coefficients()))
+        self.replica = Replica(self._limits, FixedCostModel(Coefficients()))
         self.tell(Ready(told, round(self._load_s * 1e9)))
 
     def _later(self, delay_s: float, work: Callable[[], None]) -> None:
