@@ -112,10 +112,10 @@ def test_d03_more_output_than_fits_is_refused_with_all_numbers(server: ServerPro
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_d03_without_max_tokens_the_rest_of_the_context_is_the_limit(server: ServerProcess, stream):
-    failed = "model=exact,reason=failed"
+    failed = "model=one,reason=failed"
     before = server.metric("requests_ended_total", failed)
     body = {
-        "model": "exact", "messages": [{"role": "user", "content": "wonder " * 1950}],
+        "model": "one", "messages": [{"role": "user", "content": "wonder " * 1950}],
         "temperature": 0, "ignore_eos": True, "stream": stream,
         **({"stream_options": {"include_usage": True}} if stream else {}),
     }  # fmt: skip
@@ -231,7 +231,7 @@ def test_d09_requests_that_do_not_fit_together_all_finish(server: ServerProcess)
         return complete(server.target, "pool", prompt, max_tokens=max_tokens, ignore_eos=True)
 
     # One alone to its end; of the others the beginning, which greedy output continues.
-    alone = [call(prompts[0]).text, *(call(prompt, 60).text for prompt in prompts[1:])]
+    alone = [call(prompts[0]).text, *(call(prompt, 30).text for prompt in prompts[1:])]
     together = at_once([partial(call, prompt) for prompt in prompts])
     for answer, beginning in zip(together, alone, strict=True):
         assert answer.status == 200

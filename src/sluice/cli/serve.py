@@ -17,7 +17,7 @@ from sluice.config.sources import Override
 from sluice.server.serve import address_of, bind, new_event_loop
 from sluice.telemetry import log
 from sluice.wiring.gateway import make_gateway, models_of, prepare
-from sluice.wiring.serving import run_server
+from sluice.wiring.serving import Stop, run_server
 
 _EXAMPLES = """\b
 Examples:
@@ -58,7 +58,7 @@ def command(
         click.echo(welcome(gateway, settings, address_of(listener)), err=True)
 
     async def run() -> None:
-        stop = asyncio.Event()
+        stop = Stop()
         _stop_on_signals(stop)
         click.echo("loading " + ", ".join(one.name for one in prepared), err=True)
         await run_server(gateway, settings.server, listener, stop, tell_ready)
@@ -103,16 +103,19 @@ def welcome(gateway: LocalGateway, settings: Settings, address: str) -> str:
     )
 
 
-def _stop_on_signals(stop: asyncio.Event) -> None:
-    """The first signal drains; the second ends the process as if no one had asked it to wait."""
+def _stop_on_signals(stop: Stop) -> None:
+    """The first signal drains, the second ends what runs, a third ends the process at once."""
     loop = asyncio.get_running_loop()
 
-    def drain() -> None:
-        click.echo("draining; press Ctrl-C again to end at once", err=True)
-        stop.set()
+    def stop_further() -> None:
+        if not stop.soon.is_set():
+            click.echo("draining; press Ctrl-C again to end running requests", err=True)
+            stop.soon.set()
+            return
+        stop.now.set()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, drain)
+        loop.add_signal_handler(number, stop_further)

@@ -170,14 +170,8 @@ class LocalGateway:
             for pool in pools
             for replica in pool.replicas
         )
-        waiting = [
-            pool.model
-            for pool in pools
-            if not any(replica.state is ReplicaState.READY for replica in pool.replicas)
-        ]
-        reason = f"no replica serves {', '.join(waiting)}" if waiting else ""
-        if self._draining:
-            reason = "the server is draining"
+        waiting = [_why_not(pool, self._clock()) for pool in pools if not _serves(pool)]
+        reason = "the server is draining" if self._draining else "; ".join(waiting)
         return Readiness(not reason, reason, statuses)
 
     def pools(self) -> Sequence[PoolView]:
@@ -389,3 +383,20 @@ class LocalGateway:
             self._timer.cancel()
         delay_s = max(0, at_ns - self._clock()) / 1e9
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, Tick())
+
+
+def _serves(pool: PoolView) -> bool:
+    return any(replica.state is ReplicaState.READY for replica in pool.replicas)
+
+
+def _why_not(pool: PoolView, now_ns: int) -> str:
+    """Why no replica of the model serves, in words."""
+    states = []
+    for replica in pool.replicas:
+        words = f"{replica.id} is {replica.state}"
+        if replica.error:
+            words += f" ({replica.error})"
+        if replica.start_ns is not None:
+            words += f", starts again in {max(0, replica.start_ns - now_ns) / 1e9:.0f} s"
+        states.append(words)
+    return f"no replica serves {pool.model}: {', '.join(states)}"

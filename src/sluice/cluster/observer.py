@@ -5,6 +5,7 @@ disagree: TTFT, the gaps between chunks and TPOT are taken here, from the call's
 moment its text is handed to its stream. Nothing is decided here.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from sluice.runtime.generation import Call, Delta
 from sluice.telemetry import records
 from sluice.telemetry.journal import JournalWriter
 from sluice.telemetry.metrics import Metrics
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -172,6 +175,7 @@ class Observer:
         """A replica has loaded its model."""
         incarnation = self._incarnations.get(replica_id, 0) + 1
         self._incarnations[replica_id] = incarnation
+        _log.info("replica %s is ready, start %d", replica_id, incarnation)
         self._write(
             records.ReplicaChanged(
                 self._clock(),
@@ -189,6 +193,7 @@ class Observer:
 
     def lost(self, replica_id: str, model: str, error: str) -> None:
         """A replica's process is gone."""
+        _log.error("replica %s was lost: %s", replica_id, error)
         incarnation = self._incarnations.get(replica_id, 0)
         self._metrics.replica_lost(replica_id, model)
         self._write(

@@ -10,6 +10,7 @@ import gc
 import socket
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from sluice import __version__
 from sluice.cluster.gateway import LocalGateway
@@ -19,14 +20,22 @@ from sluice.server.app import Sources, create_app
 from sluice.server.serve import serve
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Set ``soon`` to let running requests finish, ``now`` to end them with an error each."""
+
+    soon: asyncio.Event = field(default_factory=asyncio.Event)
+    now: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 async def run_server(
     gateway: LocalGateway,
     section: ServerSection,
     listener: socket.socket,
-    stop: asyncio.Event,
+    stop: Stop,
     on_ready: Callable[[], None],
 ) -> None:
-    """Serve until ``stop`` is set and everything has ended.
+    """Serve until told to stop and everything has ended.
 
     ``on_ready`` is called once, when all models can be served. Raises ``ModelLoadError`` where one
     cannot be loaded.
@@ -35,7 +44,8 @@ async def run_server(
     app = create_app(gateway, section, sources)
     close_listener = asyncio.Event()
     serving = asyncio.create_task(serve(app, section, listener, close_listener))
-    stopping = asyncio.create_task(stop.wait())
+    stopping = asyncio.create_task(stop.soon.wait())
+    ending = asyncio.create_task(stop.now.wait())
     try:
         loading = asyncio.create_task(gateway.start())
         await asyncio.wait({loading, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -45,11 +55,14 @@ async def run_server(
             gc.freeze()
             on_ready()
             await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
-            await gateway.drain(section.grace_s)
+            draining = asyncio.create_task(gateway.drain(section.grace_s))
+            await asyncio.wait({draining, ending}, return_when=asyncio.FIRST_COMPLETED)
+            draining.cancel()
         else:
             loading.cancel()
     finally:
         stopping.cancel()
+        ending.cancel()
         await gateway.close()
         close_listener.set()
         await serving
