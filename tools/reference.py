@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def _facts(key: Key) -> str:
-    default = "required" if key.required else f"default `{default_value(key)}`"
+    default = f"default `{default_value(key)}`"
     return f"Must be {accepted(key.shape)}; {default}."
 
 

@@ -133,7 +133,7 @@ class Rig:
     def check_empty(self) -> None:
         """Nothing is held for anybody: no call, place, timing, block or sequence."""
         gateway = self.gateway
-        assert gateway._live == {}
+        assert len(gateway._calls) == 0
         assert gateway._observer._timings == {}
         assert gateway._fleet.requests == 0
         for pool in gateway.pools():

@@ -46,8 +46,8 @@ def test_messages_cross_unchanged_both_ways():
         text = Text("r", Delta(1, "naïve\x00", 3))
         replica.send([text, DrainDone()])
         assert await gateway.receive() == [text, DrainDone()]
-        await gateway.close()
-        await gateway.close()
+        gateway.abort()
+        gateway.abort()
         with pytest.raises(ChannelClosed):
             replica.receive(5.0)
         with pytest.raises(ChannelClosed):
@@ -96,7 +96,7 @@ def test_a_peer_that_talks_nonsense_is_gone(raw, words):
             right.sendall(raw)
             with pytest.raises(ChannelClosed, match=words):
                 await gateway.receive()
-        await gateway.close()
+        gateway.abort()
 
     asyncio.run(work())
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from sluice.cluster import local
-from sluice.cluster.local import ReplicaProcess
+from sluice.cluster.local import Patience, ReplicaProcess
 from sluice.runtime.messages import Cancel, FromReplica, LoadFailed
 
 # What each child does once it has its channel; it speaks through the real one.
@@ -53,12 +53,15 @@ class Watcher:
 
 
 def run(
-    body: str, work: Callable[[ReplicaProcess, Watcher], Awaitable[None]], silence_s: float = 30.0
+    body: str,
+    work: Callable[[ReplicaProcess, Watcher], Awaitable[None]],
+    silence_s: float = 30.0,
+    load_s: float = 30.0,
 ) -> None:
     async def main() -> None:
         watcher = Watcher()
         command = (sys.executable, "-c", CHILD + body)
-        process = ReplicaProcess("r", command, watcher, silence_s)
+        process = ReplicaProcess("r", command, watcher, Patience(load_s, silence_s))
         process.start()
         try:
             await work(process, watcher)
@@ -116,6 +119,42 @@ def test_one_that_is_stopped_is_found_and_killed():
         assert "silent" in await lost(process, watcher)
 
     run("while True: channel.send([DrainDone()]); time.sleep(0.02)", work, silence_s=0.5)
+
+
+@pytest.mark.parametrize("asked_to_stop", [False, True])
+def test_one_that_is_stopped_with_much_unsent_is_killed(monkeypatch, asked_to_stop):
+    monkeypatch.setattr(local, "_EXIT_WAIT_S", 0.2)
+    much = Cancel("x" * (8 << 20))  # more than the socket holds
+
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        await watcher.until(lambda: watcher.messages)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        process.send(much)
+        async with asyncio.timeout(10):
+            if asked_to_stop:
+                await process.stop()
+                assert watcher.losses == []
+            else:
+                assert "silent" in await lost(process, watcher)
+        assert not psutil.pid_exists(process.pid)
+
+    silence_s = 30.0 if asked_to_stop else 0.5
+    run("while True: channel.send([DrainDone()]); time.sleep(0.02)", work, silence_s)
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_one_that_does_not_load_in_time_is_killed_and_told_as_a_model_that_cannot_be_loaded(works):
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        watcher.works = works
+        told = await lost(process, watcher)
+        assert "not loaded within 0.3 s" in told
+        assert "SIGKILL" in told
+        (failed,) = watcher.messages
+        assert isinstance(failed, LoadFailed)
+        assert "load_max" in failed.error
+
+    run("time.sleep(100)", work, load_s=0.3)
 
 
 def test_one_that_is_silent_without_work_is_left_alone():
@@ -193,7 +232,7 @@ def test_stopping_while_it_is_being_started_leaves_nothing(turns):
 def test_a_command_that_cannot_be_run_is_a_loss(tmp_path: Path):
     async def main() -> None:
         watcher = Watcher()
-        process = ReplicaProcess("r", (str(tmp_path / "none"),), watcher, 30)
+        process = ReplicaProcess("r", (str(tmp_path / "none"),), watcher, Patience(30, 30))
         process.start()
         assert "could not be started" in await lost(process, watcher)
         await process.stop()

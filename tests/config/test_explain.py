@@ -6,8 +6,11 @@ import tomllib
 from sluice.config.explain import default_text, docs_of, explain, sections
 from sluice.config.load import load_settings
 from sluice.config.schema import keys_of
+from sluice.config.sections import ModelSection, SloSection
 from sluice.config.settings import Settings
 from sluice.config.sources import parse_override
+
+DEFAULT = default_text("tiny")
 
 
 def test_every_setting_has_a_meaning():
@@ -22,22 +25,48 @@ def test_every_setting_has_a_meaning():
 
 
 def test_the_default_file_as_printed_sets_nothing():
-    assert tomllib.loads(default_text()) == {}
+    assert tomllib.loads(DEFAULT) == {}
+
+
+def load_text(tmp_path, text):
+    file = tmp_path / "sluice.toml"
+    file.write_text(text)
+    return load_settings(file, (), {}).settings
+
+
+def test_each_line_of_the_default_file_can_be_uncommented_alone(tmp_path):
+    lines = re.findall(r"^#(?! )(.*)$", DEFAULT, re.MULTILINE)
+    keys = sum(len(keys_of(section)) for _, section, _ in sections())
+    unset = len(re.findall(r"^# \S+ is unset\.$", DEFAULT, re.MULTILINE))
+    assert len(lines) + unset == keys
+    for line in lines:
+        load_text(tmp_path, line)
 
 
 def test_the_default_file_uncommented_gives_the_defaults(tmp_path):
-    text = re.sub(r"^#(?! )", "", default_text(), flags=re.MULTILINE)
-    # Names of secrets are left out: naming a variable that is not set is an error.
-    text = re.sub(r"^\w+_env = .*$", "", text, flags=re.MULTILINE)
-    text = text.replace("\n[slo.NAME]\n", '\n[slo.NAME]\nttft = "1s"\n')
-    file = tmp_path / "all.toml"
-    file.write_text(text)
-    settings = load_settings(file, (), {}).settings
+    settings = load_text(tmp_path, re.sub(r"^#(?! )", "", DEFAULT, flags=re.MULTILINE))
     defaults = load_settings(environment={}).settings
     assert settings.server == defaults.server
     assert settings.journal == defaults.journal
+    assert settings.metrics == defaults.metrics
     assert settings.catalogue == defaults.catalogue
-    assert settings.models["NAME"].source == "..."
+    assert settings.models == {"tiny": ModelSection(source="tiny")}
+    assert settings.slo == {"interactive": SloSection(ttft_s=0.5, tpot_s=0.1)}
+
+
+def test_values_are_told_as_json_has_them(tmp_path):
+    loaded = load_settings(None, [parse_override("models.m.threads=3")], {})
+    plain = {entry.key: entry.plain for entry in explain(loaded)}
+    assert plain["models.m.threads"] == 3
+    assert plain["models.m.kv_bytes"] is None
+    assert plain["models.m.prefix_cache"] is True
+    assert plain["server.grace"] == "30s"
+    assert plain["server.cors_origins"] == []
+    assert [entry.key for entry in explain(loaded) if not entry.settable] == [
+        "server.api_key_digests",
+        "server.admin_key_digest",
+        "catalogue.hf_token",
+    ]
 
 
 def test_d15_every_value_is_shown_with_its_origin_and_secrets_masked(tmp_path):

@@ -130,7 +130,35 @@ def test_the_file_can_be_named_by_a_variable(tmp_path):
     assert load_settings(environment={"SLUICE_CONFIG": str(file)}).settings.server.grace_s == 1.0
 
 
+def test_a_model_without_a_source_is_the_catalogue_model_of_that_name(load):
+    settings = load("[models.tiny]\nthreads = 2", "models.other.threads=1").settings
+    assert [settings.models[name].source for name in ("tiny", "other")] == ["tiny", "other"]
+
+
 # ------------------------------------------------------------------------------ D-15: mistakes
+
+
+@pytest.mark.parametrize(
+    ("line", "nearest"),
+    [('listen = "x:1"', "server.listen"), ('kv_bytes = "1GiB"', "models.NAME.kv_bytes")],
+)
+def test_d15_a_setting_outside_its_section_is_told_where_it_belongs(problems, line, nearest):
+    (found,) = problems(line)
+    assert found.endswith(f": unknown setting; nearest: {nearest}")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("[server]\nlisten = \n", "sluice.toml:2: "), ('[server]\nlisten = """', "sluice.toml:2: ")],
+)
+def test_d15_a_file_that_is_no_toml_is_told_with_its_line(problems, text, place):
+    (found,) = problems(text)
+    assert found.startswith(place)
+    assert "(at " not in found
+
+
+def test_the_usual_name_of_a_secret_may_be_written_out(load):
+    load('[server]\napi_keys_env = "SLUICE_API_KEYS"')
 
 
 def test_d15_a_misspelt_key_is_refused_with_the_nearest_one(problems):
@@ -193,7 +221,7 @@ def test_d15_all_problems_of_all_sources_come_at_once(problems):
         sequences_max = "x"
         replicas = { min = 3, max = 2 }
         [models.large]
-        threads = 2
+        threads = 0
         [slo.fast]
         percentile = 99
         """,
@@ -208,7 +236,7 @@ def test_d15_all_problems_of_all_sources_come_at_once(problems):
         "sluice.toml:3: models.small.max_queu: unknown",
         "sluice.toml:4: models.small.sequences_max: must",
         "sluice.toml:5: models.small.replicas.min: min = 3 is above",
-        "sluice.toml:6: models.large.source: missing",
+        "sluice.toml:7: models.large.threads: must",
         "sluice.toml:9: slo.fast.percentile: unknown setting; accepted: ttft, tpot",
         "--set: server.listn: unknown setting; nearest: server.listen",
         "--set: journal.keep: '24' has no unit",
@@ -235,7 +263,7 @@ def test_variables_that_kubernetes_sets_for_a_service_are_left_alone(load):
 
 def test_a_file_that_is_no_toml_is_refused_with_the_line(problems):
     (found,) = problems("[server\nlisten = 1")
-    assert "line 1" in found
+    assert found == "sluice.toml:1: Expected ']' at the end of a table declaration (column 8)"
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path):

@@ -2,10 +2,12 @@
 
 Exit codes: 0 done, 1 a finding or a failure, 2 bad input. A subcommand's module is imported when it
 is called, so that ``sluice --help`` and short commands start at once. Each module has a
-``command``, parses, makes one call and prints.
+``command``, parses, makes one call and prints. With ``--json``, a failure is one JSON document on
+standard output too, ``{"error": …}`` with the words that standard error gets.
 """
 
 import importlib
+import json
 import sys
 
 import click
@@ -67,10 +69,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code. Errors go to standard error, in words."""
+    as_json = "--json" in (sys.argv[1:] if arguments is None else arguments)
     try:
         code = root.main(args=arguments, prog_name="sluice", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        _tell(error, in_words(error), as_json=as_json)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130
@@ -79,13 +82,30 @@ def run(arguments: list[str] | None = None) -> int:
         sys.stdout = None
         return 0
     except SluiceError as error:
-        click.echo(in_words(error), err=True)
+        _tell(error, in_words(error), as_json=as_json)
         return 2 if isinstance(error, ConfigError | ModelLoadError | RequestError) else 1
     return code if isinstance(code, int) else 0
 
 
-def in_words(error: SluiceError) -> str:
+def _tell(error: Exception, words: str, *, as_json: bool) -> None:
+    click.echo(words, err=True)
+    if as_json:
+        document: dict[str, object] = {"error": words.removeprefix("sluice: ")}
+        if isinstance(error, ConfigError):
+            document["problems"] = error.problems
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def in_words(error: SluiceError | click.ClickException) -> str:
     """The error as the terminal shows it; of settings, each problem on its own line."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return error.format_message()
+    if isinstance(error, click.UsageError):
+        context = error.ctx
+        path = "sluice" if context is None else context.command_path
+        return f"sluice: {error.format_message()}\nTry '{path} --help'."
+    if isinstance(error, click.ClickException):
+        return f"sluice: {error.format_message()}"
     if isinstance(error, ConfigError) and len(error.problems) > 1:
         lines = (f"  {problem}" for problem in error.problems)
         return "\n".join((f"sluice: {len(error.problems)} problems in the settings:", *lines))

@@ -10,13 +10,14 @@ import click
 
 from sluice.cli.options import settings_options
 from sluice.cli.progress import PreparationProgress
-from sluice.cluster.gateway import LocalGateway
+from sluice.cli.welcome import welcome
 from sluice.config.load import load_settings
-from sluice.config.settings import Settings
 from sluice.config.sources import Override
+from sluice.runtime.clock import monotonic_ns
 from sluice.server.serve import address_of, bind, new_event_loop
 from sluice.telemetry import log
-from sluice.wiring.gateway import make_gateway, models_of, prepare
+from sluice.wiring.defaults import models_of
+from sluice.wiring.gateway import make_gateway, prepare
 from sluice.wiring.serving import Stop, run_server
 
 _EXAMPLES = """\b
@@ -29,6 +30,38 @@ Examples:
 """
 
 
+# Options that other servers have, and what says the same here.
+_ELSEWHERE = {
+    "--host": "write --listen HOST:PORT",
+    "--port": "write --listen HOST:PORT",
+    "--model": "give the model as the argument: sluice serve MODEL",
+    "--served-model-name": "name the model's table: sluice serve --set models.NAME.source=MODEL",
+    "--max-model-len": "write --set models.NAME.context_tokens_max=TOKENS",
+    "--api-key": (
+        "keys do not go on a command line, where other users see them: put them into "
+        "$SLUICE_API_KEYS, or one per line into a file and write --set server.api_key_file=FILE"
+    ),
+}
+
+
+def _point_elsewhere(
+    context: click.Context, parameter: click.Parameter, value: object | None
+) -> None:
+    if value is not None:
+        option = parameter.opts[0]
+        raise click.UsageError(f"there is no {option}; {_ELSEWHERE[option]}", context)
+
+
+def _elsewhere_options(command: click.Command) -> click.Command:
+    """Let the command know the names of ``_ELSEWHERE``, to refuse them in words."""
+    command.params += [
+        click.Option([name], hidden=True, expose_value=False, callback=_point_elsewhere)
+        for name in _ELSEWHERE
+    ]
+    return command
+
+
+@_elsewhere_options
 @click.command(epilog=_EXAMPLES)
 @click.argument("model", required=False)
 @click.option("--listen", metavar="HOST:PORT", help="Address of the API; port 0 takes a free one.")
@@ -40,7 +73,8 @@ def command(
 
     MODEL is a catalogue name, the path of a GGUF file or of a folder with OpenVINO IR, or
     hf:ORG/REPO/FILE.gguf. With neither MODEL nor models in the settings, the catalogue's default
-    model is served. Ctrl-C lets running requests finish; a second one ends them.
+    model is served. Clients ask for a file or folder by its name without .gguf, in lower case and
+    with '-' for each run of other characters than letters, digits, '_' and '-'. Ctrl-C lets running requests finish; a second one ends them.
     """
     given = list(overrides)
     if listen is not None:
@@ -52,10 +86,16 @@ def command(
     listener = bind(settings.server)
     with PreparationProgress() as progress:
         prepared = prepare(models_of(settings), settings.catalogue, progress.update)
+    for note in (note for model in prepared for note in model.notes):
+        click.echo(f"note: {note}", err=True)
     gateway = make_gateway(settings, prepared)
+    loading_ns = monotonic_ns()
 
     def tell_ready() -> None:
-        click.echo(welcome(gateway, settings, address_of(listener)), err=True)
+        load_s = (monotonic_ns() - loading_ns) / 1e9
+        click.echo(f"loading done, {load_s:.1f} s", err=True)
+        needs_key = bool(settings.server.api_key_digests)
+        click.echo(welcome(gateway.pools(), address_of(listener), needs_key=needs_key), err=True)
 
     async def run() -> None:
         stop = Stop()
@@ -72,35 +112,6 @@ def model_name(source: str) -> str:
     if source.startswith("hf:") or "/" in source or source.lower().endswith(".gguf"):
         source = re.sub(r"\.gguf$", "", source.rstrip("/").rpartition("/")[2], flags=re.IGNORECASE)
     return re.sub(r"[^a-z0-9_-]+", "-", source.lower()).strip("-") or "model"
-
-
-def welcome(gateway: LocalGateway, settings: Settings, address: str) -> str:
-    """What the operator sees when everything is loaded."""
-    lines = []
-    for pool in gateway.pools():
-        limits = pool.limits
-        if limits is None:
-            continue
-        kv_tokens = limits.blocks_total * limits.block_size
-        lines.append(
-            f"{pool.model}: context {limits.context_tokens_max:,} tokens, KV pool "
-            f"{kv_tokens:,} tokens in {limits.blocks_total:,} blocks, "
-            f"{limits.sequences_max} sequences at once, {len(pool.replicas)} replica(s)"
-        )
-    key = ' -H "Authorization: Bearer $KEY"' if settings.server.api_key_digests else ""
-    first = gateway.models()[0].id
-    message = '{"role": "user", "content": "Hello"}'
-    body = f'{{"model": "{first}", "messages": [{message}], "max_tokens": 50}}'
-    return "\n".join(
-        (
-            *lines,
-            f"API      {address}/v1",
-            f"metrics  {address}/metrics",
-            "",
-            f"curl {address}/v1/chat/completions{key} -H 'content-type: application/json' \\",
-            f"  -d '{body}'",
-        )
-    )
 
 
 def _stop_on_signals(stop: Stop) -> None:

@@ -6,7 +6,6 @@ decoded, or more than ``FRAME_BYTES_MAX``, is treated as gone.
 """
 
 import asyncio
-import contextlib
 import math
 import select
 import socket
@@ -152,14 +151,12 @@ class GatewayChannel:
         self._writer.write(_LENGTH.pack(len(body)) + body)
 
     def abort(self) -> None:
-        """Close at once, dropping what is unsent; ``receive`` then raises ``ChannelClosed``."""
-        self._writer.transport.abort()
+        """Close at once, dropping what is unsent; safe to call twice.
 
-    async def close(self) -> None:
-        """Close the socket; safe to call twice."""
-        self._writer.close()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        ``receive`` then raises ``ChannelClosed``. There is no way to wait for what is unsent: a
+        replica that hangs would never read it.
+        """
+        self._writer.transport.abort()
 
 
 def _checked(length: int) -> int:

@@ -1,8 +1,9 @@
 """Replica processes on this machine: start, talk, notice their end, stop.
 
 One ``ReplicaProcess`` is one replica id over all its incarnations. It reports what happens and
-decides nothing: whether and when to start again is the fleet's decision. A replica that has work
-and says nothing for ``silence_s_max`` is killed and reported as lost, like one that crashed.
+decides nothing: whether and when to start again is the fleet's decision. A replica that does not
+load in time, or has work and says nothing for long, is killed and reported as lost, like one that
+crashed. Nothing here waits for a process to read: one that hangs never would.
 """
 
 import asyncio
@@ -10,15 +11,24 @@ import contextlib
 import logging
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from sluice.cluster.channel import ChannelClosed, GatewayChannel, socket_pair
-from sluice.runtime.messages import FromReplica, ToReplica
+from sluice.runtime.messages import FromReplica, LoadFailed, ToReplica
 
 _log = logging.getLogger(__name__)
 
 # A process that was told to end by closing its channel gets this long before it is killed.
 _EXIT_WAIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a replica may say nothing: while it loads, and with work at hand."""
+
+    load_s_max: float
+    silence_s_max: float
 
 
 class ReplicaListener(Protocol):
@@ -48,12 +58,12 @@ class ReplicaProcess:
         replica_id: str,
         command: Sequence[str],
         listener: ReplicaListener,
-        silence_s_max: float,
+        patience: Patience,
     ) -> None:
         self.replica_id = replica_id
         self._command = tuple(command)
         self._listener = listener
-        self._silence_s_max = silence_s_max
+        self._patience = patience
         self._process: asyncio.subprocess.Process | None = None
         self._channel: GatewayChannel | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -86,7 +96,7 @@ class ReplicaProcess:
         """End the process, killing it where it does not leave by itself. No loss is reported."""
         self._stopping = True
         if self._channel is not None:
-            await self._channel.close()
+            self._channel.abort()
         if self._process is not None and self._process.returncode is None:
             # One that has said nothing yet loads its model: it has nothing to finish.
             wait_s = _EXIT_WAIT_S if self._spoke else 0.0
@@ -108,13 +118,13 @@ class ReplicaProcess:
     async def _buried(self, error: str) -> None:
         """Let nothing of the process remain, and report its loss."""
         channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
         process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        if channel is not None:
+            channel.abort()
         if process is not None:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
             status = _exit_words(await process.wait())
             error = f"{error}; {status}"
         if not self._stopping:
@@ -142,19 +152,37 @@ class ReplicaProcess:
         return await self._listen(self._channel)
 
     async def _listen(self, channel: GatewayChannel) -> str:
+        load_by_s = asyncio.get_running_loop().time() + self._patience.load_s_max
         while True:
             receiving = asyncio.create_task(channel.receive())
             # Not cancelled while waiting: that could lose half a frame.
-            while not (await asyncio.wait([receiving], timeout=self._silence_s_max))[0]:
-                if self._listener.busy(self.replica_id):
+            while not (await asyncio.wait([receiving], timeout=self._wait_s(load_by_s)))[0]:
+                impatient = self._impatient_words()
+                if impatient:
                     receiving.cancel()
-                    return f"silent for {self._silence_s_max:.0f} s with work at hand"
+                    return impatient
             try:
                 messages = receiving.result()
             except ChannelClosed as closed:
                 return await self._closed_words(str(closed))
             self._spoke = True
             self._listener.received(self.replica_id, messages)
+
+    def _wait_s(self, load_by_s: float) -> float:
+        """How long to wait for the next message: the first one comes when the model is loaded."""
+        if self._spoke:
+            return self._patience.silence_s_max
+        return max(0.0, load_by_s - asyncio.get_running_loop().time())
+
+    def _impatient_words(self) -> str:
+        """Why a replica that let a wait run out is given up, empty where it may be silent."""
+        if not self._spoke:
+            words = f"the model was not loaded within {self._patience.load_s_max:g} s (load_max)"
+            self._listener.received(self.replica_id, [LoadFailed(words)])
+            return words
+        if self._listener.busy(self.replica_id):
+            return f"silent for {self._patience.silence_s_max:g} s with work at hand"
+        return ""
 
     async def _closed_words(self, closed: str) -> str:
         """Give a process that closed its channel a moment to leave, so that its status is known."""

@@ -6,9 +6,10 @@ moment its text is handed to its stream. Nothing is decided here.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
+from sluice.cluster.timings import TEXT_CHARS_MAX, CallTexts, CallTiming
 from sluice.core.events import Dispatch, Reject, ReplicaLimits, Report
 from sluice.core.pools import PoolView
 from sluice.core.request import Request
@@ -21,45 +22,36 @@ from sluice.telemetry.metrics import Metrics
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Timing:
-    """Times of one call's text. TPOT is over the whole call: it is undefined for one chunk."""
-
-    model: str
-    replica: str = ""
-    attempts: int = 0
-    first_ns: int | None = None
-    last_ns: int = 0
-    first_tokens: int = 0
-    tokens: int = 0
-    counted: int = 0
-    choice_ns: dict[int, int] = field(default_factory=dict)
-
-    def tpot_ns(self, choices: int) -> int | None:
-        """(last - first) / (N - tokens in the first chunk), per choice; ``None`` if undefined."""
-        later = self.tokens - self.first_tokens
-        if self.first_ns is None or later <= 0:
-            return None
-        return (self.last_ns - self.first_ns) * choices // later
-
-
 class Observer:
-    """Measures calls. ``journal`` is ``None`` where none is kept."""
+    """Measures calls. ``journal`` is ``None`` where none is kept.
+
+    ``deployment`` says what is served, in words for the journal; nothing secret.
+    """
 
     def __init__(
-        self, metrics: Metrics, journal: JournalWriter | None, clock: Callable[[], int]
+        self,
+        metrics: Metrics,
+        journal: JournalWriter | None,
+        clock: Callable[[], int],
+        deployment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._metrics = metrics
         self._journal = journal
         self._clock = clock
-        self._timings: dict[str, _Timing] = {}
+        self._deployment = dict(deployment)
+        self._timings: dict[str, CallTiming] = {}
         self._incarnations: dict[str, int] = {}
 
     # ------------------------------------------------------------------------------------- calls
 
-    def arrived(self, call: Call, request: Request) -> None:
-        """A call was read, checked and tokenised."""
-        self._timings[request.id] = _Timing(call.model)
+    def arrived(
+        self, call: Call, request: Request, text_of: Callable[[Sequence[int]], str]
+    ) -> None:
+        """A call was read, checked and tokenised. ``text_of`` gives the text of its prompt."""
+        timing = self._timings[request.id] = CallTiming(call.model)
+        if self._journal is not None and self._journal.records_text:
+            # A token has at least one character of text in all but odd vocabularies.
+            timing.texts = CallTexts(text_of(request.prompt[:TEXT_CHARS_MAX]))
         self._metrics.arrived(call.model)
         self._write(
             records.RequestArrived(
@@ -82,15 +74,40 @@ class Observer:
         """A request was refused before it became a call; ``model`` is ``None`` if unknown."""
         self._metrics.refused(model, code)
 
+    def turned_away(self, call: Call, reject: Reject) -> None:
+        """Admission refused the call before it was tokenised."""
+        self._metrics.arrived(call.model)
+        self._write(
+            records.RequestArrived(
+                self._clock(),
+                call.id,
+                call.model,
+                call.arrived_ns,
+                prompt_tokens=0,
+                output_tokens_max=call.output_tokens_max or 0,
+                choices=call.choices,
+                tenant=call.tenant,
+                slo_class=call.slo_class,
+                deadline_ns=call.deadline_ns,
+                client_id=call.client_id,
+            )
+        )
+        self._refused(call.model, reject)
+
     def rejected(self, request: Request, reject: Reject) -> None:
         """Admission refused the call."""
         timing = self._timings.pop(request.id)
-        self._metrics.refused(timing.model, reject.reason)
+        self._refused(timing.model, reject)
+        if timing.texts is not None:
+            self._write(timing.texts.record(self._clock(), request))
+
+    def _refused(self, model: str, reject: Reject) -> None:
+        self._metrics.refused(model, reject.reason)
         self._write(
             records.RequestRejected(
                 self._clock(),
-                request.id,
-                timing.model,
+                reject.request_id,
+                model,
                 reject.status,
                 reject.reason,
                 reject.measured,
@@ -117,6 +134,8 @@ class Observer:
         """Text of the call is handed to its stream."""
         timing = self._timings[request.id]
         now_ns = self._clock()
+        if timing.texts is not None:
+            timing.texts.add(delta)
         if timing.first_ns is None:
             ttft_ns = now_ns - request.arrived_ns
             timing.first_ns = now_ns
@@ -168,6 +187,8 @@ class Observer:
                 ended.error,
             )
         )
+        if timing.texts is not None:
+            self._write(timing.texts.record(self._clock(), request))
 
     # ---------------------------------------------------------------------------------- replicas
 
@@ -204,6 +225,10 @@ class Observer:
         """A replica told its load."""
         incarnation = self._incarnations.get(replica_id, 0)
         self._metrics.replica_report(replica_id, model, report, incarnation)
+
+    def deployed(self, what: str) -> None:
+        """The deployment started, or began to drain."""
+        self._write(records.Deployment(self._clock(), what, self._deployment))
 
     # ------------------------------------------------------------------------------------ output
 

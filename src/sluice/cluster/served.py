@@ -6,7 +6,7 @@ strings are carried out in the replica.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -84,6 +84,11 @@ class ServedModel:
             return None
         names = frozenset(tool["function"]["name"] for tool in prompt.tools)
         return ToolCalls(self._tool_format, names, self._new_id)
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """A prompt as the model sees it, special tokens included."""
+        raw = self._tokenizer.table.raw
+        return b"".join(raw[token] for token in tokens).decode("utf-8", "replace")
 
     # ------------------------------------------------------------------------------------ tokens
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 import textwrap
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cache
@@ -23,6 +24,8 @@ from sluice.config.settings import Settings
 from sluice.config.sources import KeyPath, Origin, dotted
 from sluice.config.units import format_duration, format_size
 
+_UNSET = "unset"
+
 # Which setting names the holder of each secret.
 _SECRETS = {
     ("server", "api_key_digests"): (("server", "api_keys_env"), ("server", "api_key_file")),
@@ -31,13 +34,30 @@ _SECRETS = {
 }
 
 
+# What the default file shows of settings that are unset and needed: without a target, an SLO class
+# says nothing.
+_SHOWN_VALUES = {("slo", "ttft"): '"500ms"', ("slo", "tpot"): '"100ms"'}
+_SLO_NAME = "interactive"
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One effective setting, as TOML text, and where it came from."""
+    """One effective setting, as TOML text, and where it came from.
+
+    One that is not ``settable`` is what other settings lead to: how many keys were found.
+    """
 
     key: str
     value: str
     origin: str
+    settable: bool = True
+
+    @property
+    def plain(self) -> Any:
+        """The value as JSON has it, ``None`` where it is unset."""
+        if not self.settable or self.value == _UNSET:
+            return None if self.settable else self.value
+        return tomllib.loads(f"value = {self.value}")["value"]
 
 
 def explain(loaded: Loaded) -> list[Entry]:
@@ -52,14 +72,15 @@ def explain(loaded: Loaded) -> list[Entry]:
             for key, value in zip(holders, named, strict=True)
             if value is not None
         )
-        entries.append(Entry(f"{section}.{name}", f"{count} given, masked", origin))
+        told = f"{count} given, masked"
+        entries.append(Entry(f"{section}.{name}", told, origin, settable=False))
     return entries
 
 
 def toml_value(value: Any, shape: Shape) -> str:
     """A field's value as users write it; ``unset`` for none."""
     if value is None:
-        return "unset"
+        return _UNSET
     if shape.unit is Unit.DURATION:
         return f'"{format_duration(value)}"'
     if shape.unit is Unit.SIZE:
@@ -111,33 +132,43 @@ def sections() -> Iterator[tuple[Key, type, str]]:
             yield key, key.shape.form, key.name
 
 
-def default_text() -> str:
+def default_text(model: str) -> str:
     """A configuration file with every setting, its meaning and its default.
 
     Settings are commented out with a bare ``#``, so that defaults stay in force; the text around
-    them begins with ``# ``.
+    them begins with ``# ``. Each line has its whole key, so that it can be used without any other.
+    ``model`` is the model that is served without settings.
     """
     lines = [
         "# Settings of sluice. Remove the # before a setting to change it; the value shown is the",
-        "# default. `sluice config check -c FILE` checks the file.",
+        "# default. Each line stands for itself; lines of one section may as well be written under",
+        "# its heading, [server] for example, without the section's name in front.",
+        "# `sluice config check -c FILE` checks the file.",
     ]
     for key, section, heading in sections():
-        lines += ["", *_comment(docs_of(Settings)[key.field]), f"#[{heading}]"]
+        name = heading.replace("NAME", model if key.name == "models" else _SLO_NAME)
+        lines += ["", f"# ---- {heading}", *_comment(docs_of(Settings)[key.field])]
         for entry in keys_of(section).values():
-            lines += ["", *_comment(docs_of(section)[entry.field]), _default_line(entry)]
+            lines += ["", *_comment(docs_of(section)[entry.field])]
+            lines.append(_default_line(entry, key.name, name))
     return "\n".join(lines) + "\n"
 
 
-def _default_line(key: Key) -> str:
-    if key.required:
-        return f'#{key.name} = "..."'
+def _default_line(key: Key, section: str, name: str) -> str:
+    shown = _SHOWN_VALUES.get((section, key.name))
+    if shown is not None:
+        return f"#{name}.{key.name} = {shown}"
+    if key.from_table:
+        return f"#{name}.{key.name} = {json.dumps(name.partition('.')[2])}"
     if key.default is None:
-        return f"# {key.name} is unset."
-    return f"#{key.name} = {default_value(key)}"
+        return f"# {name}.{key.name} is unset."
+    return f"#{name}.{key.name} = {default_value(key)}"
 
 
 def default_value(key: Key) -> str:
     """The default as TOML, the same on every machine: the user's home is ``~``."""
+    if key.from_table:
+        return "NAME"
     return toml_value(key.default, key.shape).replace(f'"{Path.home()}/', '"~/')
 
 

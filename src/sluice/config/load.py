@@ -45,6 +45,7 @@ from sluice.config.sources import (
 from sluice.core.errors import ConfigError
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRETS_IN: Mapping[str, type] = {"server": ServerSection, "catalogue": CatalogueSection}
 
 _USER_FOLDERS = (
     ("XDG_CACHE_HOME", ("catalogue", "cache_dir"), "sluice"),
@@ -75,8 +76,7 @@ def load_settings(
     names is read, if it names one. Raises ``ConfigError`` with every problem found.
     """
     variables = os.environ if environment is None else environment
-    if file is None and variables.get(CONFIG_VARIABLE):
-        file = Path(variables[CONFIG_VARIABLE])
+    file = settings_file(file, variables)
     problems: list[str] = []
     lower = Table(Origin("default"))
     if file is not None:
@@ -98,6 +98,16 @@ def load_settings(
     if reading.problems:
         raise ConfigError(tuple(reading.problems))
     return Loaded(settings, reading.origins)
+
+
+def settings_file(
+    file: Path | None, environment: Mapping[str, str] | None = None
+) -> Path | None:
+    """The settings file that is read: the one given, or the one that ``SLUICE_CONFIG`` names."""
+    variables = os.environ if environment is None else environment
+    if file is None and variables.get(CONFIG_VARIABLE):
+        return Path(variables[CONFIG_VARIABLE])
+    return file
 
 
 @dataclass(slots=True)
@@ -140,9 +150,14 @@ class _Reading:
         return section(**values)
 
     def _unknown(self, path: KeyPath, name: str, names: list[str]) -> None:
+        owners = [] if path else _owners(name)
         near = nearest(name, names)
-        where = dotted((*path, near)) if near else ""
-        hint = f"nearest: {where}" if near else f"accepted: {', '.join(names)}"
+        if owners:
+            hint = f"nearest: {' or '.join(owners)}"
+        elif near:
+            hint = f"nearest: {dotted((*path, near))}"
+        else:
+            hint = f"accepted: {', '.join(names)}"
         self.problem((*path, name), f"unknown setting; {hint}")
 
     def _value(self, key: Key, table: Table, path: KeyPath) -> Any:
@@ -153,11 +168,8 @@ class _Reading:
                 return self._given(item, key.shape, path)
             except ValueError as error:
                 self.problem(path, str(error))
-        elif key.required:
-            self.origins.setdefault(path[:-1], table.origin)
-            self.problem(path, f"missing; must be {accepted(key.shape)}")
         # Stands in for a value with a problem, so that the rest can still be checked.
-        return "" if key.required else key.default
+        return path[-2] if key.from_table else key.default
 
     def _given(self, item: Table | Leaf, shape: Shape, path: KeyPath) -> Any:
         value: object = {}
@@ -186,6 +198,16 @@ class _Reading:
             except ValueError as error:
                 self.problem(here, str(error))
         return made
+
+
+def _owners(name: str) -> list[str]:
+    """The settings of this name in any section, as they are written."""
+    return [
+        f"{section.name}.NAME.{name}" if shape.form is Mapping else f"{section.name}.{name}"
+        for section in keys_of(Settings).values()
+        for shape in (section.shape,)
+        if name in keys_of(shape_of(shape.items[1]).form if shape.form is Mapping else shape.form)
+    ]
 
 
 def _table_of(value: Mapping[str, object], origin: Origin) -> Table:
@@ -225,7 +247,7 @@ def _take_standard_variables(table: Table, variables: Mapping[str, str]) -> None
 def _named_variables(table: Table) -> frozenset[str]:
     """Variables that settings name as holders of secrets, and the one that names the file."""
     names = {CONFIG_VARIABLE}
-    for section in (ServerSection, CatalogueSection):
+    for section in _SECRETS_IN.values():
         names |= {key.default for key in keys_of(section).values() if key.name.endswith("_env")}
     for given in table.items.values():
         if isinstance(given, Table):
@@ -244,7 +266,9 @@ def _with_secrets(settings: Settings, variables: Mapping[str, str], reading: _Re
             # The value is not shown: it may be the secret itself.
             reading.problem(path, "must be the name of an environment variable, not a key")
             return ""
-        if path in reading.origins and not variables.get(name):
+        # The usual name written out, as in ``sluice config default``, asks for nothing.
+        is_usual = name == keys_of(_SECRETS_IN[section])[key].default
+        if path in reading.origins and not is_usual and not variables.get(name):
             reading.problem(path, f"${name} is not set or empty")
         return variables.get(name, "")
 

@@ -35,13 +35,16 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One setting of a section: the name users write, and the field that holds its value."""
+    """One setting of a section: the name users write, and the field that holds its value.
+
+    ``from_table`` says that the name of its table stands in where it is not given.
+    """
 
     name: str
     field: str
     shape: Shape
     default: Any
-    required: bool
+    from_table: bool = False
 
 
 def shape_of(annotation: Any) -> Shape:
@@ -73,7 +76,9 @@ def keys_of(section: type) -> Mapping[str, Key]:
         name = field.name
         if shape.unit is Unit.DURATION:
             name = "_".join(word for word in name.split("_") if word != "s")
-        found[name] = Key(name, field.name, shape, default, required=default is MISSING)
+        from_table = bool(field.metadata.get("table_name"))
+        default = None if default is MISSING else default
+        found[name] = Key(name, field.name, shape, default, from_table)
     return found
 
 

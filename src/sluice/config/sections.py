@@ -6,8 +6,9 @@ and the command line see). Nothing here reads files or the environment.
 A field's name is its key in the configuration file, with one exception: durations are written with
 their unit in the value, so their key drops the ``_s`` (``queue_wait_s_max`` is set by
 ``queue_wait_max = "60s"``). The text under each field is its entry in the reference and in
-``sluice config default``. Fields that carry ``resolved()`` cannot be set: the loader fills them in
-from the environment variable or file that another field names.
+``sluice config default``. Fields marked ``_RESOLVED`` cannot be set: the loader fills them in from
+the environment variable or file that another field names. A field marked ``_TABLE_NAME`` that is
+not given has the name of its table.
 """
 
 from collections.abc import Mapping
@@ -42,6 +43,7 @@ Count = Annotated[int, Range(low=0)]
 Positive = Annotated[int, Range(low=1)]
 
 _RESOLVED: Mapping[str, Any] = {"resolved": True}
+_TABLE_NAME: Mapping[str, Any] = {"table_name": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,10 @@ class ReplicaRange:
 class ModelSection:
     """One model that clients can ask for, by the name of its table: ``[models.NAME]``."""
 
-    source: str
+    source: str = field(metadata=_TABLE_NAME)
     """Where the model comes from: a catalogue name (``sluice models list``), the path of a GGUF
-    file or of a folder with OpenVINO IR, or ``hf:ORG/REPO/FILE.gguf``."""
+    file or of a folder with OpenVINO IR, or ``hf:ORG/REPO/FILE.gguf``. Unset: the catalogue model
+    with the name of the table."""
 
     engine: Literal["openvino"] = "openvino"
     """What computes the steps."""
@@ -178,6 +181,15 @@ class ModelSection:
     queue_wait_s_max: Seconds = 60.0
     """Longest wait for a place to run; then the request ends with 429. Beyond a minute most clients
     have gone."""
+
+    load_s_max: Seconds = 600.0
+    """Longest time from the start of a replica to its being ready; then its process is killed, and
+    at the start of the server that is an error. Raise it for a large model on a slow disk."""
+
+    silence_s_max: Seconds = 60.0
+    """How long a replica with work may say nothing before its process is killed and started again.
+    It speaks after every step, so keep this many times ``step_max``: a step can take several times
+    what it aims at."""
 
 
 @dataclass(frozen=True, slots=True)

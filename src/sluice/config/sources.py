@@ -83,7 +83,7 @@ def file_table(text: str, name: str) -> Table:
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise ValueError(_toml_error(str(error), name, text)) from None
     lines = key_lines(text)
 
     def origin(path: KeyPath) -> Origin:
@@ -99,6 +99,16 @@ def file_table(text: str, name: str) -> Table:
         return made
 
     return table(tree, ())
+
+
+def _toml_error(told: str, name: str, text: str) -> str:
+    """A message of the TOML parser with its place in front, as ``FILE:LINE``."""
+    match = _TOML_PLACE.fullmatch(told)
+    if match is None:
+        return f"{name}: {told}"
+    line = match["line"] or str(max(1, len(text.splitlines())))
+    column = f" (column {match['column']})" if match["column"] else ""
+    return f"{name}:{line}: {match['what']}{column}"
 
 
 def environment_table(environment: Mapping[str, str], below: Table) -> tuple[Table, list[str]]:
@@ -173,6 +183,9 @@ def overlay(lower: Table, upper: Table) -> Table:
 
 _HEADER = re.compile(r"\s*\[\[?\s*(?P<key>[^\[\]]+?)\s*\]\]?\s*(#.*)?$")
 _ASSIGNMENT = re.compile(r"""\s*(?P<key>(?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*[^\s=.]+)*)\s*=""")
+_TOML_PLACE = re.compile(
+    r"(?P<what>.*) \(at (line (?P<line>\d+), column (?P<column>\d+)|end of document)\)"
+)
 _LONG_TEXT = re.compile(r"\"\"\"|'''")
 
 

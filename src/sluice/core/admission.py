@@ -120,13 +120,13 @@ def remaining_ns(predicted_ns: int, run_ns: int) -> int:
     return max(predicted_ns - run_ns, round(OVERDUE_SHARE * predicted_ns))
 
 
-def reject(request: Request, refusal: Refusal, chance: Random) -> Reject:
+def reject(request_id: str, refusal: Refusal, chance: Random) -> Reject:
     """The refusal as it is told to the client: its wait is stretched at random, never shortened."""
     retry_after_s = None
     if refusal.wait_ns is not None:
         retry_after_s = refusal.wait_ns / NS_PER_S * (1.0 + RETRY_SPREAD * chance.random())
     return Reject(
-        request_id=request.id,
+        request_id=request_id,
         status=refusal.status,
         reason=refusal.reason,
         measured=refusal.measured,

@@ -162,12 +162,16 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLimits:
-    """What one replica can hold; a fact reported when it becomes ready."""
+    """What one replica can hold; a fact reported when it becomes ready.
+
+    ``block_bytes`` is the memory of one block, 0 where blocks are only counted.
+    """
 
     context_tokens_max: int
     block_size: int
     blocks_total: int
     sequences_max: int
+    block_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from sluice.core.events import (
     FleetEffect,
     FleetEvent,
     Progress,
+    Reject,
     ReplicaLost,
     ReplicaReady,
     ReplicaReported,
@@ -106,9 +107,9 @@ class Fleet:
         if self._drain_by_ns is None:
             refusal = pool.refusal(request, now_ns)
         else:
-            refusal = Refusal(503, "draining", 0, 0, max(0, self._drain_by_ns - now_ns))
+            refusal = self._draining_refusal(self._drain_by_ns, now_ns)
         if refusal is not None:
-            return [reject(request, refusal, self._chance)]
+            return [reject(request.id, refusal, self._chance)]
         accepted = Accepted(request, pool.limits.model, (request.tier, self._arrivals))
         self._arrivals += 1
         self._accepted[request.id] = accepted
@@ -162,7 +163,7 @@ class Fleet:
             reason = EndReason.EXPIRED if refusal.reason == "queue_deadline" else EndReason.FAILED
             return self._end(accepted, reason, f"its replica was lost; then: {refusal.reason}")
         self._release(accepted)
-        return [reject(accepted.request, refusal, self._chance)]
+        return [reject(accepted.request.id, refusal, self._chance)]
 
     def _dispatch(self, now_ns: int) -> list[FleetEffect]:
         """Give waiting requests to replicas in order; one that fits nowhere holds the rest."""
@@ -259,6 +260,30 @@ class Fleet:
     def requests(self) -> int:
         """Accepted requests that have not ended; after ``FleetDraining``, 0 means done."""
         return len(self._accepted)
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing more is admitted, because of ``FleetDraining``."""
+        return self._drain_by_ns is not None
+
+    def refusal_before(
+        self, model: str, request_id: str, choices: int, now_ns: int
+    ) -> Reject | None:
+        """How a request would be refused whatever its prompt is, ``None`` if that depends on it.
+
+        For a driver that would otherwise work on a prompt in vain. Nothing is changed or promised:
+        ``Arrived`` decides, and counts. Raises ``KeyError`` for a model that is not configured.
+        """
+        pool = self._pools[model]
+        if self._drain_by_ns is None:
+            refusal = pool.refusal_before(choices, now_ns)
+        else:
+            refusal = self._draining_refusal(self._drain_by_ns, now_ns)
+        return None if refusal is None else reject(request_id, refusal, self._chance)
+
+    @staticmethod
+    def _draining_refusal(drain_by_ns: int, now_ns: int) -> Refusal:
+        return Refusal(503, "draining", 0, 0, max(0, drain_by_ns - now_ns))
 
     def pools(self, now_ns: int) -> tuple[PoolView, ...]:
         """All models with their replicas, in the order of configuration."""

@@ -162,9 +162,19 @@ class Pool:
         limits = self.widest()
         if limits is not None and (never := never_runs(request, limits)) is not None:
             return never
+        return self._no_room(request.choices, now_ns)
+
+    def refusal_before(self, choices: int, now_ns: int) -> Refusal | None:
+        """Why a request is refused whatever its prompt is; ``None`` where that depends on it."""
+        limits = self.widest()
+        if limits is not None and choices > limits.sequences_max:
+            return None  # it can never run, which is another refusal
+        return self._no_room(choices, now_ns)
+
+    def _no_room(self, choices: int, now_ns: int) -> Refusal | None:
         if not self.ready():
             return self.not_ready(now_ns)
-        places, places_max = self.places() + request.choices, self.places_max()
+        places, places_max = self.places() + choices, self.places_max()
         if places > places_max:
             return Refusal(429, "queue_full", places, places_max, self.drain_ns(now_ns))
         return None

@@ -1,20 +1,20 @@
 """The policy of one replica: one event in, the effects it calls for out.
 
 ``Replica.handle`` is called by a driver (``runtime/realtime.py`` or ``runtime/virtual.py``) for
-every event, with the time; it performs nothing itself. Batching is in ``core/batching.py``; here
-requests come, tokens are credited, requests end. At most one step is outstanding. A request that
-ends while a step holds its blocks leaves when that step is over, and its tokens of that step are
-not emitted.
+every event, with the time; it performs nothing itself. Here requests come and end; steps are filled
+in ``core/batching.py`` and their results entered in ``core/batch.py``. At most one step is
+outstanding. A request that ends while a step holds its blocks leaves when that step is over, and
+its tokens of that step are not emitted.
 
-Text, sampling and stop conditions are the runtime's: it says so in ``Sampled.stop``.
+How many may wait here is the fleet's business, and how long. Text, sampling and stop conditions are
+the runtime's: it says so in ``Sampled.stop``.
 """
 
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from itertools import chain, repeat
 from typing import assert_never
 
-from sluice.core.batching import Batch, Batching
+from sluice.core.admission import never_runs
+from sluice.core.batch import Batch, Stretch
+from sluice.core.batching import Batching
 from sluice.core.costmodel import CostModel
 from sluice.core.errors import InternalError
 from sluice.core.events import (
@@ -22,37 +22,23 @@ from sluice.core.events import (
     Drained,
     Draining,
     Emit,
-    End,
     ReplicaEffect,
     ReplicaEvent,
-    Report,
     RunStep,
     SequenceEnded,
     StepDone,
     StepFailed,
     Submitted,
-    WakeAt,
     Woken,
 )
+from sluice.core.expiries import Expiries
 from sluice.core.lifecycle import SequenceState
-from sluice.core.request import EndReason, Phase, Request
+from sluice.core.request import EndReason, Request
 from sluice.core.roster import BatchingLimits
 from sluice.core.sequence import Generation, Sequence, generation_of
-from sluice.core.step import Plan, Row, Sampled
+from sluice.core.step import Plan
 
 Effects = list[ReplicaEffect]
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Some steps of one and the same decode-only plan, computed in one go.
-
-    ``tokens`` holds, per row of the plan, the token sampled in each of the steps; ``durations_ns``
-    how long each step took.
-    """
-
-    tokens: tuple[tuple[int, ...], ...]
-    durations_ns: tuple[int, ...]
 
 
 class Replica:
@@ -67,12 +53,11 @@ class Replica:
         self._batching = Batching(limits, cost)
         self.roster = self._batching.roster
         self._generations: dict[str, Generation] = {}
+        self._expiries = Expiries()
         self._running: tuple[Plan, Batch] | None = None
         self._steps = 0
         self._step_ns = 0
         self._sequences_seen = 0
-        self._expiries: list[tuple[int, int, str]] = []
-        self._woken_at_ns: int | None = None
         self._drain_ns: int | None = None
         self._drained = False
         self._leaving: list[tuple[Generation, EndReason, str]] = []
@@ -92,7 +77,7 @@ class Replica:
             case Draining(deadline_ns):
                 self._drain_ns = deadline_ns
             case Woken():
-                self._woken_at_ns = None
+                self._expiries.woken()
             case _:
                 assert_never(event)
         self._expire(now_ns, effects)
@@ -100,8 +85,9 @@ class Replica:
             batch = self._batching.plan(now_ns)
             if batch is not None:
                 effects.append(self._run(batch))
-        effects.append(self._report())
-        self._wish_to_wake(now_ns, effects)
+        effects.append(self._batching.report(self._step_ns))
+        drain_ns = self._drain_ns if self._generations else None
+        effects += self._expiries.wish(now_ns, drain_ns, self._batching.wake_ns())
         if self._drain_ns is not None and not self._generations and not self._drained:
             self._drained = True
             effects.append(Drained())
@@ -119,8 +105,7 @@ class Replica:
         """
         if self._running is None or self._leaving:
             return 0
-        batch = self._running[1]
-        return 0 if batch.chunks else self._batching.decode_steps_max(batch.decodes)
+        return self._batching.horizon(self._running[1])
 
     def skip(self, stretch: Stretch) -> RunStep:
         """Apply the steps of a stretch at once; the running plan is then the one after them.
@@ -131,80 +116,43 @@ class Replica:
         steps = len(stretch.durations_ns)
         if self._running is None or not 0 < steps <= self.horizon():
             raise InternalError(f"a stretch of {steps} steps is beyond the horizon")
-        batch = self._running[1]
-        load = batch.load
-        for duration_ns in stretch.durations_ns:
-            self.cost.observe(load, duration_ns)
-            load = load.one_step_later()
-        for sequence, tokens in zip(batch.decodes, stretch.tokens, strict=True):
-            sequence.tokens.extend(tokens)
-        self._batching.skip(batch.decodes, steps)
         self._steps += steps - 1
         self._step_ns = stretch.durations_ns[-1]
-        return self._run(Batch(batch.decodes, [], load))
+        return self._run(self._batching.skip(self._running[1], stretch))
 
     # ------------------------------------------------------------------------------- submission
 
     def _submit(self, request: Request, now_ns: int, effects: Effects) -> None:
         if request.id in self._generations:
             raise InternalError(f"request {request.id} was submitted twice")
-        limits, prompt_tokens = self.limits, len(request.prompt)
-        output_limit = min(
-            request.output_tokens_max,
-            limits.context_tokens_max - prompt_tokens,
-            limits.pool_tokens - prompt_tokens + 1,  # the last token sampled needs no cell
-        )
-        first = self._sequences_seen
-        generation = generation_of(request, now_ns, first, output_limit)
+        generation = generation_of(request, now_ns, self._sequences_seen)
         error = self._refusal(request)
         if error:
             reason = EndReason.FAILED if self._drain_ns is None else EndReason.SHUTDOWN
-            effects.append(self._ending(generation, reason, error, now_ns))
+            effects.append(generation.ending(reason, error, now_ns))
             return
         self._generations[request.id] = generation
         self._sequences_seen += request.choices
+        self._expiries.add(request)
         for sequence in generation.sequences:
             self._batching.submit(sequence)
-        if request.deadline_ns is not None:
-            heappush(self._expiries, (request.deadline_ns, first, request.id))
-        if limits.queue_wait_ns_max is not None:
-            heappush(self._expiries, (now_ns + limits.queue_wait_ns_max, first, request.id))
 
     def _refusal(self, request: Request) -> str:
         """Why the request cannot be served here, empty if it can. The fleet checks this first."""
-        limits, prompt_tokens = self.limits, len(request.prompt)
         if self._drain_ns is not None:
             return "the replica is draining and takes no further request"
-        if not prompt_tokens or request.choices < 1 or request.output_tokens_max < 1:
+        if not request.prompt or request.choices < 1 or request.output_tokens_max < 1:
             return "a request needs a prompt token, a choice and an output token at least"
-        if prompt_tokens + 1 > limits.context_tokens_max:
-            return (
-                f"the prompt has {prompt_tokens} tokens and the context holds "
-                f"{limits.context_tokens_max} with the output; shorten the prompt"
-            )
-        if prompt_tokens > limits.pool_tokens:
-            return (
-                f"the prompt has {prompt_tokens} tokens and the KV pool holds "
-                f"{limits.pool_tokens}; shorten the prompt or raise kv_bytes"
-            )
-        places = limits.sequences_max + limits.queue_places
-        held = len(self.roster.waiting) + len(self.roster.residents)
-        if held + request.choices > places:
-            return f"{request.choices} places asked for, {held} of {places} are taken; try later"
-        return ""
+        never = never_runs(request, self.limits.replica)
+        if never is None:
+            return ""
+        return f"{never.reason}: asked for {never.measured:.0f}, held are {never.threshold:.0f}"
 
     # ------------------------------------------------------------------------------------ steps
 
     def _run(self, batch: Batch) -> RunStep:
         self._steps += 1
-        rows = [
-            Row(s.id, (s.tokens[-1],), s.computed, s.table.ids, sample=True) for s in batch.decodes
-        ]
-        for s, count in batch.chunks:
-            end = s.computed + count
-            tokens = tuple(s.tokens[s.computed : end])
-            rows.append(Row(s.id, tokens, s.computed, s.table.ids, sample=end == len(s.tokens)))
-        plan = Plan(self._steps, tuple(rows), self.cost.step_ns(batch.load))
+        plan = batch.plan(self._steps, self.cost.step_ns(batch.load))
         self._running = (plan, batch)
         return RunStep(plan)
 
@@ -222,51 +170,12 @@ class Replica:
         self._running = None
         self._step_ns = event.duration_ns
         self.cost.observe(batch.load, event.duration_ns)
-        emitted: list[Sampled] = []
-        ended: list[tuple[Sequence, EndReason]] = []
-        tokens = iter(event.sampled)
-        for sequence, count in chain(zip(batch.decodes, repeat(1)), batch.chunks):
-            sampled = next(tokens) if count == sequence.pending else None
-            reason = self._credit(sequence, count, now_ns, sampled, emitted)
-            if reason is not None:
-                ended.append((sequence, reason))
-        if emitted:
-            effects.append(Emit(tuple(emitted)))
-        for sequence, reason in ended:
+        credited = batch.credit(event.sampled, self.roster.ledger, now_ns)
+        if credited.emitted:
+            effects.append(Emit(credited.emitted))
+        for sequence, reason in credited.complete:
             self._end_sequence(sequence, reason, now_ns, effects)
         self._settle(now_ns, effects)
-
-    def _credit(
-        self,
-        sequence: Sequence,
-        count: int,
-        now_ns: int,
-        sampled: Sampled | None,
-        emitted: list[Sampled],
-    ) -> EndReason | None:
-        """Enter a step's result for one row; returns why the sequence is complete, if it is."""
-        sequence.computed += count
-        if sequence.computed % self.limits.block_size < count:
-            self.roster.ledger.publish(sequence.table, sequence.tokens, sequence.computed)
-        generation = sequence.generation
-        if sampled is None or generation.leaving:
-            return None
-        sequence.tokens.append(sampled.token)
-        sequence.produced += 1
-        emitted.append(sampled)
-        if sequence.state is SequenceState.PREFILL:
-            self._begin_decode(sequence, now_ns)
-        if sampled.stop is not None:
-            return EndReason.STOP
-        return EndReason.LENGTH if sequence.produced >= sequence.output_limit else None
-
-    def _begin_decode(self, sequence: Sequence, now_ns: int) -> None:
-        generation = sequence.generation
-        sequence.move(SequenceState.DECODE)
-        generation.prompt_computed = True
-        if sequence.first_token_ns is None:
-            sequence.first_token_ns = now_ns
-        generation.clock.enter(Phase.DECODE, now_ns)
 
     def _step_failed(self, event: StepFailed, now_ns: int, effects: Effects) -> None:
         """End the requests at fault. The others keep their state: their rows are planned again."""
@@ -293,9 +202,8 @@ class Replica:
         generation.reasons[sequence.id.choice] = reason
         if len(generation.reasons) == generation.request.choices:
             cut = EndReason.LENGTH in generation.reasons.values()
-            self._close(
-                generation, EndReason.LENGTH if cut else EndReason.STOP, "", now_ns, effects
-            )
+            whole = EndReason.LENGTH if cut else EndReason.STOP
+            self._close(generation, whole, "", now_ns, effects)
 
     def _end_request(
         self, request_id: str, reason: EndReason, error: str, now_ns: int, effects: Effects
@@ -322,84 +230,16 @@ class Replica:
         for sequence in generation.sequences:
             if sequence.state is not SequenceState.ENDED:
                 self.roster.end(sequence)
-        del self._generations[generation.request.id]
-        effects.append(self._ending(generation, reason, error, now_ns))
-
-    @staticmethod
-    def _ending(generation: Generation, reason: EndReason, error: str, now_ns: int) -> End:
-        return End(
-            generation.request.id,
-            reason,
-            generation.usage(),
-            generation.clock.times(now_ns),
-            generation.preemptions,
-            error,
-        )
-
-    # ------------------------------------------------------------------------- time and reports
+        request_id = generation.request.id
+        del self._generations[request_id]
+        self._expiries.remove(request_id)
+        effects.append(generation.ending(reason, error, now_ns))
 
     def _expire(self, now_ns: int, effects: Effects) -> None:
-        """End what is past its deadline."""
-        while self._expiries and self._expiries[0][0] <= now_ns:
-            request_id = heappop(self._expiries)[2]
-            generation = self._generations.get(request_id)
-            if generation is None:
-                continue
-            error = self._lateness(generation, now_ns)
-            if error:
-                self._end_request(request_id, EndReason.EXPIRED, error, now_ns, effects)
+        for request_id in self._expiries.take_overdue(now_ns):
+            error = "the deadline of the request passed"
+            self._end_request(request_id, EndReason.EXPIRED, error, now_ns, effects)
         if self._drain_ns is not None and self._drain_ns <= now_ns:
             error = "the server shut down before the answer was complete"
             for request_id in list(self._generations):
                 self._end_request(request_id, EndReason.SHUTDOWN, error, now_ns, effects)
-
-    def _lateness(self, generation: Generation, now_ns: int) -> str:
-        deadline_ns = generation.request.deadline_ns
-        if deadline_ns is not None and deadline_ns <= now_ns:
-            return "the deadline of the request passed"
-        wait_ns_max = self.limits.queue_wait_ns_max
-        waited_ns = now_ns - generation.submitted_ns
-        if (
-            generation.clock.phase is Phase.QUEUE
-            and wait_ns_max is not None
-            and waited_ns >= wait_ns_max
-        ):
-            waited_s, limit_s = waited_ns / 1e9, wait_ns_max / 1e9
-            return f"waited {waited_s:.1f} s in the queue; the limit is {limit_s:.1f} s"
-        return ""
-
-    def _wish_to_wake(self, now_ns: int, effects: Effects) -> None:
-        expiries = self._expiries
-        if len(expiries) > 64 + 4 * len(self._generations):
-            expiries[:] = [entry for entry in expiries if entry[2] in self._generations]
-            heapify(expiries)
-        while expiries and expiries[0][2] not in self._generations:
-            heappop(expiries)
-        wishes = [expiries[0][0]] if expiries else []
-        if self._drain_ns is not None and self._generations:
-            wishes.append(self._drain_ns)
-        batch_ns = self._batching.wake_ns()
-        if batch_ns is not None:
-            wishes.append(batch_ns)
-        at_ns = min((wish for wish in wishes if wish > now_ns), default=None)
-        if at_ns is not None and at_ns != self._woken_at_ns:
-            effects.append(WakeAt(at_ns))
-        self._woken_at_ns = at_ns
-
-    def _report(self) -> Report:
-        roster, ledger = self.roster, self.roster.ledger
-        prefill = sum(len(s.tokens) for s in roster.waiting)
-        prefill += sum(s.pending for s in roster.residents if s.state is SequenceState.PREFILL)
-        return Report(
-            waiting=len(roster.waiting),
-            running=len(roster.residents),
-            blocks_free=ledger.available,
-            blocks_total=ledger.blocks_total,
-            blocks_cached=ledger.cached,
-            waiting_prefill_tokens=prefill,
-            preemptions=roster.preemptions,
-            prefix_query_tokens=self._batching.prefix_query_tokens,
-            prefix_hit_tokens=self._batching.prefix_hit_tokens,
-            prefill_tokens_per_s=self.cost.prefill_tokens_per_s,
-            step_ns=self._step_ns,
-        )

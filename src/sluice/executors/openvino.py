@@ -107,6 +107,7 @@ class OpenVinoExecutor:
             block_size=BLOCK_SIZE,
             blocks_total=size.blocks_total,
             sequences_max=settings.sequences_max,
+            block_bytes=graph.block_bytes,
         )
 
     def open_sequence(

@@ -6,6 +6,7 @@ that serve the call without seeing any of them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 from sluice.core.request import EndReason, PhaseTimes, Usage
@@ -130,18 +131,28 @@ class ChoiceEnded:
     finish: Finish
 
 
+class Fault(StrEnum):
+    """What a ``FAILED`` ending is put down to."""
+
+    REQUEST = "request"  # it cannot be followed as asked, such as a grammar that leads nowhere
+    ENGINE = "engine"  # a step that held it, or the text side of it, failed
+    REPLICA = "replica"  # its replica was lost
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The call is over; always the last piece, and exactly one.
 
     ``reason`` is ``STOP`` or ``LENGTH`` where every choice completed. Any other reason means that
-    the answer is not whole; ``error`` then says why, in words for the client.
+    the answer is not whole; ``error`` then says why, in words for the client. ``fault`` is set for
+    ``FAILED`` alone.
     """
 
     reason: EndReason
     usage: Usage
     phases: PhaseTimes
     error: str = ""
+    fault: Fault | None = None
 
 
 Piece = Delta | ChoiceEnded | Finished
@@ -149,12 +160,16 @@ Piece = Delta | ChoiceEnded | Finished
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model as ``/v1/models`` lists it. ``created_s`` is Unix time."""
+    """A model as ``/v1/models`` lists it. ``created_s`` is Unix time.
+
+    ``fingerprint`` changes with what the same seed may answer differently for: weights, numerics.
+    """
 
     id: str
     created_s: int
     context_tokens_max: int
     owned_by: str = "sluice"
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

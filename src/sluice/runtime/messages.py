@@ -10,7 +10,7 @@ import msgspec
 from sluice.core.events import ReplicaLimits, Report
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.core.sampling import Sampling
-from sluice.runtime.generation import Delta
+from sluice.runtime.generation import Delta, Fault
 from sluice.runtime.output import OutputRules
 
 
@@ -67,7 +67,10 @@ class ChoiceDone(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class RequestEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The request holds nothing any more. Exactly one for each ``Submit``."""
+    """The request holds nothing any more. Exactly one for each ``Submit``.
+
+    ``fault`` is set where the reason is ``FAILED``.
+    """
 
     request_id: str
     reason: EndReason
@@ -75,6 +78,7 @@ class RequestEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     phases: PhaseTimes
     preemptions: int
     error: str
+    fault: Fault | None = None
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -5,6 +5,7 @@ Decides which folders are models and what their facts are. Two kinds are read: f
 here opens weights or runs a tokenizer; the gateway and the replica both call it.
 """
 
+import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,6 +57,14 @@ class ModelFolder:
     def tokenizer_path(self) -> Path:
         """The tokenizer, in the format of the HF ``tokenizers`` package."""
         return self.path / TOKENIZER_FILE
+
+    @property
+    def version(self) -> str:
+        """Tells versions of the weights apart: their source's SHA-256, else graph and size."""
+        if self.facts.source_sha256:
+            return self.facts.source_sha256
+        size = (self.path / WEIGHTS_FILE).stat().st_size
+        return f"{hashlib.sha256(self.graph_path.read_bytes()).hexdigest()}-{size}"
 
     @property
     def graph_path(self) -> Path:

@@ -2,13 +2,12 @@
 
 It turns messages and finished steps into events, hands them to ``Replica.handle`` and performs the
 effects: steps on the executor, text and endings on the channel. It decides nothing about order,
-memory or endings. Between two steps everything that has arrived is handed over first, so that the
-next plan knows it.
+memory or endings; what tokens mean as text is in ``sequence_texts``. Between two steps everything
+that has arrived is handed over first, so that the next plan knows it.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
 
 from sluice.core.events import (
@@ -30,10 +29,9 @@ from sluice.core.events import (
 )
 from sluice.core.replica import Replica
 from sluice.core.request import EndReason, PhaseTimes, SequenceId, Usage
-from sluice.core.sampling import SampledLogprobs
-from sluice.core.step import Plan, Sampled
-from sluice.executors.base import StepError, StepExecutor, TokenMask
-from sluice.runtime.generation import Delta
+from sluice.core.step import Plan
+from sluice.executors.base import StepError, StepExecutor
+from sluice.runtime.generation import Fault
 from sluice.runtime.messages import (
     Cancel,
     ChoiceDone,
@@ -43,10 +41,9 @@ from sluice.runtime.messages import (
     Load,
     RequestEnded,
     Submit,
-    Text,
     ToReplica,
 )
-from sluice.runtime.output import OutputRules, SequenceOutput
+from sluice.runtime.sequence_texts import Outputs, SequenceTexts
 
 _log = logging.getLogger(__name__)
 
@@ -63,19 +60,6 @@ class Channel(Protocol):
 
     def send(self, messages: Sequence[FromReplica]) -> None:
         """Send messages in order."""
-        ...
-
-
-class Outputs(Protocol):
-    """Makes the text side of sequences for one model."""
-
-    def open(
-        self, choice: int, rules: OutputRules, grammar: str | None
-    ) -> tuple[SequenceOutput, TokenMask | None]:
-        """Start the text of one sequence, and the mask of its grammar where it has one.
-
-        Raises ``RequestError`` for a grammar that cannot be followed.
-        """
         ...
 
 
@@ -103,17 +87,14 @@ class ReplicaDriver:
     ) -> None:
         self._replica = replica
         self._executor = executor
-        self._outputs = outputs
+        self._texts = SequenceTexts(outputs)
         self._channel = channel
         self._clock = clock
         self._record = record
         self._plan: Plan | None = None
         self._wake_at_ns: int | None = None
         self._drained = False
-        self._open: dict[SequenceId, SequenceOutput] = {}
         self._choices: dict[str, int] = {}
-        self._certain: dict[SequenceId, Delta] = {}
-        self._broken: dict[str, str] = {}
         self._outgoing: list[FromReplica] = []
         self._report: Report | None = None
 
@@ -152,20 +133,16 @@ class ReplicaDriver:
     def _submit(self, message: Submit) -> None:
         request = message.request
         self._choices[request.id] = request.choices
-        with self._alone(request.id):
+        with self._texts.alone(request.id):
             for choice in range(request.choices):
-                self._open_sequence(message, SequenceId(request.id, choice))
-        if request.id in self._broken:
-            life_ns = self._clock() - request.arrived_ns
-            phases = PhaseTimes(queue_ns=life_ns)
+                sequence = SequenceId(request.id, choice)
+                mask = self._texts.open(sequence, message.rules, message.grammar)
+                self._executor.open_sequence(sequence, message.sampling, request.prompt, mask)
+        if request.id in self._texts.broken:
+            phases = PhaseTimes(queue_ns=self._clock() - request.arrived_ns)
             self._end(End(request.id, EndReason.FAILED, Usage(0, 0, 0), phases, preemptions=0))
         else:
             self._handle(Submitted(request))
-
-    def _open_sequence(self, message: Submit, sequence: SequenceId) -> None:
-        output, mask = self._outputs.open(sequence.choice, message.rules, message.grammar)
-        self._executor.open_sequence(sequence, message.sampling, message.request.prompt, mask)
-        self._open[sequence] = output
 
     def _step(self, plan: Plan) -> None:
         self._plan = None
@@ -177,38 +154,11 @@ class ReplicaDriver:
             self._take(self._channel.receive(0.0))
             self._handle(StepFailed(plan.step, error.blamed, str(error)))
             return
-        looked = self._look(outcome.sampled, outcome.logprobs)
+        looked = self._texts.look(outcome.sampled, outcome.logprobs)
         self._take(self._channel.receive(0.0))
         self._handle(StepDone(plan.step, looked, outcome.duration_ns))
-        for request_id in [broken for broken in self._broken if broken in self._choices]:
+        for request_id in self._texts.broken:
             self._handle(Cancelled(request_id))
-
-    def _look(
-        self, sampled: tuple[Sampled, ...], logprobs: Mapping[SequenceId, SampledLogprobs]
-    ) -> tuple[Sampled, ...]:
-        """Look at the text of each token: what can be sent, and whether its sequence must stop."""
-        looked = []
-        for token in sampled:
-            output = self._open.get(token.sequence)
-            if output is None:
-                looked.append(token)
-                continue
-            stop = None
-            with self._alone(token.sequence.request_id):
-                delta, stop = output.push(token.token, logprobs.get(token.sequence))
-                if delta is not None:
-                    self._certain[token.sequence] = delta
-            looked.append(token if stop is None else Sampled(token.sequence, token.token, stop))
-        return tuple(looked)
-
-    @contextmanager
-    def _alone(self, request_id: str) -> Iterator[None]:
-        """Let what goes wrong with one request's text end that request and no other."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - boundary: one request
-            _log.exception("the text side of request %s failed", request_id)
-            self._broken[request_id] = f"the text side of the request failed: {error}"
 
     def _handle(self, event: ReplicaEvent) -> None:
         now_ns = self._clock()
@@ -224,7 +174,7 @@ class ReplicaDriver:
             case RunStep():
                 self._plan = effect.plan
             case Emit():
-                self._emit(effect.sampled)
+                self._outgoing += self._texts.take(effect.sampled)
             case SequenceEnded():
                 self._end_sequence(effect)
             case End():
@@ -239,42 +189,26 @@ class ReplicaDriver:
             case _:
                 assert_never(effect)
 
-    def _emit(self, sampled: tuple[Sampled, ...]) -> None:
-        for token in sampled:
-            delta = self._certain.pop(token.sequence, None)
-            if delta is not None:
-                self._outgoing.append(Text(token.sequence.request_id, delta))
-
     def _end_sequence(self, effect: SequenceEnded) -> None:
-        sequence = effect.sequence
-        output = self._open.pop(sequence, None)
+        sequence, reason = effect.sequence, effect.reason
         self._executor.end_sequence(sequence)
-        self._certain.pop(sequence, None)
-        if output is not None and effect.reason in (EndReason.STOP, EndReason.LENGTH):
-            with self._alone(sequence.request_id):
-                rest = output.finish()
-                if rest is not None:
-                    self._outgoing.append(Text(sequence.request_id, rest))
-        self._outgoing.append(ChoiceDone(sequence.request_id, sequence.choice, effect.reason))
+        self._outgoing += self._texts.finish(sequence, reason)
+        self._outgoing.append(ChoiceDone(sequence.request_id, sequence.choice, reason))
 
     def _end(self, effect: End) -> None:
-        request_id = effect.request_id
+        request_id, reason, error = effect.request_id, effect.reason, effect.error
         for choice in range(self._choices.pop(request_id, 0)):
             sequence = SequenceId(request_id, choice)
             self._executor.end_sequence(sequence)
-            self._open.pop(sequence, None)
-            self._certain.pop(sequence, None)
-        broken = self._broken.pop(request_id, None)
-        self._outgoing.append(
-            RequestEnded(
-                request_id,
-                effect.reason if broken is None else EndReason.FAILED,
-                effect.usage,
-                effect.phases,
-                effect.preemptions,
-                effect.error if broken is None else broken,
-            )
+            self._texts.forget(sequence)
+        fault = Fault.ENGINE if reason is EndReason.FAILED else None
+        breakage = self._texts.breakage(request_id)
+        if breakage is not None:
+            reason, (error, fault) = EndReason.FAILED, breakage
+        ended = RequestEnded(
+            request_id, reason, effect.usage, effect.phases, effect.preemptions, error, fault
         )
+        self._outgoing.append(ended)
 
     def _flush(self) -> None:
         if self._report is not None:

@@ -28,23 +28,28 @@ def refusal_error(reject: Reject, request: Request, model: str) -> RequestError 
                 code="too_many_choices",
             )
         case _:
-            return Overloaded(
-                _overload_message(reject, request, model),
-                status=reject.status,
-                reason=reject.reason,
-                measured=reject.measured,
-                threshold=reject.threshold,
-                retry_after_s=reject.retry_after_s,
-            )
+            return overload_error(reject, request.choices, model)
 
 
-def _overload_message(reject: Reject, request: Request, model: str) -> str:
+def overload_error(reject: Reject, choices: int, model: str) -> Overloaded:
+    """The error of a refusal for want of capacity, whatever the prompt is."""
+    return Overloaded(
+        _overload_message(reject, choices, model),
+        status=reject.status,
+        reason=reject.reason,
+        measured=reject.measured,
+        threshold=reject.threshold,
+        retry_after_s=reject.retry_after_s,
+    )
+
+
+def _overload_message(reject: Reject, choices: int, model: str) -> str:
     match reject.reason:
         case "queue_full":
             return (
                 f"The queue of {model} is full: with this request {int(reject.measured)} places "
-                f"would be in use and {int(reject.threshold)} exist (n={request.choices} takes "
-                f"{request.choices}). Retry after the given time."
+                f"would be in use and {int(reject.threshold)} exist (n={choices} takes "
+                f"{choices}). Retry after the given time."
             )
         case "queue_deadline":
             return (

@@ -133,10 +133,15 @@ class App:
         if exchange.method == "OPTIONS":
             await exchange.reply(200, b"", [(b"allow", allowed.encode())])
         elif exchange.method == route.method or (exchange.method, route.method) == ("HEAD", "GET"):
-            stamp = Stamp(exchange.call_id, int(self._sources.wall_s()), "", self._sources.version)
-            await route.answer(exchange, self._gateway, stamp)
+            await route.answer(exchange, self._gateway, self._stamp(exchange))
         else:
             await self._turn_away(exchange, method_refused(allowed))
+
+    def _stamp(self, exchange: Exchange) -> Stamp:
+        sources = self._sources
+        fingerprints = {card.id: card.fingerprint for card in self._gateway.models()}
+        created_s = int(sources.wall_s())
+        return Stamp(exchange.call_id, created_s, "", sources.version, fingerprints)
 
     async def _turn_away(self, exchange: Exchange, problem: Problem) -> None:
         self._gateway.refused("", problem.code)

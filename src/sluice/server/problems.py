@@ -9,7 +9,7 @@ where admission compared numbers.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
@@ -32,7 +32,7 @@ from sluice.core.errors import (
     Unauthorized,
 )
 from sluice.core.request import EndReason
-from sluice.runtime.generation import Finished
+from sluice.runtime.generation import Fault, Finished
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -139,7 +139,17 @@ def unfinished(finished: Finished) -> SluiceError:
         return _ended(message, 503, "shutting_down")
     if reason is EndReason.CANCELLED:
         return _ended(finished.error or "The request was cancelled.", 503, "cancelled")
-    return ReplicaGone(finished.error or "The replica that computed this request failed.")
+    match finished.fault:
+        case Fault.REQUEST:
+            return InvalidRequest(finished.error)
+        case Fault.ENGINE:
+            failure = ExecutorError(finished.error or "The engine could not compute this request.")
+            failure.status = 500
+            return failure
+        case Fault.REPLICA | None:
+            return ReplicaGone(finished.error or "The replica that computed this request failed.")
+        case _:
+            assert_never(finished.fault)
 
 
 def _row(kind: type) -> Row:

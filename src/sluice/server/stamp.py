@@ -1,7 +1,8 @@
 """What chunks and answers of all routes have in common: identity, token counts, probabilities."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -19,12 +20,16 @@ _ID_PREFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Identity of one answer. ``id`` is the call's; ``version`` names the software."""
+    """Identity of one answer. ``id`` is the call's; ``version`` names the software.
+
+    ``fingerprints`` are those of the models, by name.
+    """
 
     id: str
     created_s: int
     model: str
     version: str
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
 
     def with_model(self, model: str) -> "Stamp":
         """The same stamp for the model that answers, which may not be the one asked for."""
@@ -32,8 +37,9 @@ class Stamp:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the software or the model does, so that seeded answers may differ."""
-        return "fp_" + hashlib.sha256(f"{self.version}/{self.model}".encode()).hexdigest()[:12]
+        """Changes when the software, the model or its numerics do: seeded answers may differ."""
+        served = f"{self.version}/{self.model}/{self.fingerprints.get(self.model, '')}"
+        return "fp_" + hashlib.sha256(served.encode()).hexdigest()[:12]
 
     def fields(self, kind: str) -> Json:
         """The common fields of an object of this kind."""

@@ -143,6 +143,11 @@ class JournalWriter:
         return self._dropped_before_queue + self._dropped_at_disk
 
     @property
+    def records_text(self) -> bool:
+        """Whether prompts and outputs are recorded."""
+        return self._record_text
+
+    @property
     def error(self) -> str:
         """Why the latest write failed; empty while writing works."""
         return self._error

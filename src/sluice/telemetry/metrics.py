@@ -221,7 +221,7 @@ class Metrics:
                 states = found.setdefault("sluice_replica_state", {})
                 for state in ReplicaState:
                     states[pool.model, replica.id, state] = float(state is replica.state)
-                for name, value in _replica_gauges(replica).items():
+                for name, value in _replica_gauges(replica, pool).items():
                     found.setdefault(f"sluice_{name}", {})[pool.model, replica.id] = value
         return found
 
@@ -275,10 +275,17 @@ def _pool_gauges(pool: PoolView) -> dict[str, float]:
     }
 
 
-def _replica_gauges(replica: ReplicaView) -> dict[str, float]:
+def _replica_gauges(replica: ReplicaView, pool: PoolView) -> dict[str, float]:
     report = replica.report
     if report is None:
-        return {}
+        # Every series exists from the first scrape on; a ready replica's pool is known already.
+        serves = replica.state is ReplicaState.READY and pool.limits is not None
+        return {
+            "kv_blocks_used": 0,
+            "kv_blocks_cached": 0,
+            "kv_blocks_max": pool.limits.blocks_total if serves and pool.limits else 0,
+            "replica_report_age_seconds": 0,
+        }
     return {
         "kv_blocks_used": report.blocks_total - report.blocks_free,
         "kv_blocks_cached": report.blocks_cached,

@@ -26,7 +26,8 @@ class Record(msgspec.Struct, frozen=True, tag=True, tag_field="kind", omit_defau
 class RequestArrived(Record, frozen=True):
     """A request was read, checked and tokenised. ``arrived_ns`` is when its first byte came.
 
-    ``client_id`` is the id that the client gave it, where it did and it is not ``id``.
+    ``client_id`` is the id that the client gave it, where it did and it is not ``id``. One that was
+    refused before the work of tokenising has 0 ``prompt_tokens``.
     """
 
     id: str
@@ -105,7 +106,11 @@ class RequestEnded(Record, frozen=True):
 
 
 class RequestText(Record, frozen=True):
-    """What was asked and answered. Written only where the operator turned it on."""
+    """What was asked and answered. Written only where the operator turned it on.
+
+    Both are as the model saw and gave them, and cut at a length. With several choices each output
+    begins on a line ``[choice N]``.
+    """
 
     id: str
     prompt: str = ""

@@ -9,14 +9,12 @@ import random
 import sys
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
 from sluice.catalog.catalogue import Catalogue
-from sluice.catalog.models import MODELS
 from sluice.cluster.gateway import LocalGateway
-from sluice.cluster.local import ReplicaProcess
+from sluice.cluster.local import Patience, ReplicaProcess
 from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel
 from sluice.config.sections import CatalogueSection, ModelSection
@@ -26,36 +24,17 @@ from sluice.core.pools import PoolLimits
 from sluice.executors.openvino_ir import prepare_ir
 from sluice.runtime.clock import monotonic_ns, wall_s
 from sluice.runtime.generation import ModelCard
-from sluice.runtime.model_folder import ModelFolder, read_model_folder
+from sluice.runtime.model_folder import read_model_folder
 from sluice.runtime.prepare import prepare_model
 from sluice.runtime.templates import ChatTemplate
 from sluice.runtime.tokenizing import Tokenizer
 from sluice.telemetry.metrics import Metrics
 from sluice.wiring.boot import ReplicaBoot
+from sluice.wiring.deployment import PreparedModel, deployment
 from sluice.wiring.journal import open_journal
-
-# A replica with work that says nothing for so long is hung: its steps aim at a tenth of a second.
-_SILENCE_S_MAX = 60.0
 
 # Called with what is being done, the bytes done and, if known, all bytes.
 Progress = Callable[[str, int, int | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedModel:
-    """A model that is on this disk in the form that replicas load."""
-
-    name: str
-    section: ModelSection
-    folder: ModelFolder
-
-
-def models_of(settings: Settings) -> Mapping[str, ModelSection]:
-    """The models to serve: those of the settings, or the catalogue's first one."""
-    if settings.models:
-        return settings.models
-    default = MODELS[0].name
-    return {default: ModelSection(source=default)}
 
 
 def prepare(
@@ -103,7 +82,8 @@ def make_gateway(settings: Settings, models: tuple[PreparedModel, ...]) -> Local
             journal=settings.journal,
         )
         command = (sys.executable, "-m", "sluice.wiring.replica", boot.to_json())
-        return ReplicaProcess(replica_id, command, gateway, _SILENCE_S_MAX)
+        patience = Patience(model.section.load_s_max, model.section.silence_s_max)
+        return ReplicaProcess(replica_id, command, gateway, patience)
 
     pools = [_pool_limits(model, replicas) for model in models]
     return LocalGateway(
@@ -111,7 +91,7 @@ def make_gateway(settings: Settings, models: tuple[PreparedModel, ...]) -> Local
         models={model.name: _served(model, settings) for model in models},
         replicas={replica_id: model.name for replica_id, model in replicas.items()},
         launch=launch,
-        observer=Observer(metrics, journal, monotonic_ns),
+        observer=Observer(metrics, journal, monotonic_ns, deployment(models)),
         clock=monotonic_ns,
     )
 
@@ -133,14 +113,16 @@ def _pool_limits(model: PreparedModel, replicas: Mapping[str, PreparedModel]) ->
 
 
 def _served(model: PreparedModel, settings: Settings) -> ServedModel:
-    facts = model.folder.facts
-    context_tokens_max = facts.context_tokens_max
-    if model.section.context_tokens_max is not None:
-        context_tokens_max = min(context_tokens_max, model.section.context_tokens_max)
+    card = ModelCard(
+        id=model.name,
+        created_s=int(wall_s()),
+        context_tokens_max=model.context_tokens_max,
+        fingerprint=model.fingerprint,
+    )
     return ServedModel(
-        card=ModelCard(model.name, int(wall_s()), context_tokens_max),
+        card=card,
         tokenizer=Tokenizer.load(model.folder),
-        template=ChatTemplate(facts, lambda: datetime.now(UTC)),
+        template=ChatTemplate(model.folder.facts, lambda: datetime.now(UTC)),
         slo=settings.slo,
         new_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
     )

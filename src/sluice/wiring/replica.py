@@ -18,8 +18,9 @@ from sluice.core.errors import ModelLoadError
 from sluice.core.events import ReplicaLimits
 from sluice.core.replica import Replica
 from sluice.core.roster import BatchingLimits, BatchingPolicy
-from sluice.executors.base import StepExecutor
+from sluice.executors.base import StepError, StepExecutor
 from sluice.executors.openvino import EngineSettings, OpenVinoExecutor
+from sluice.runtime.calibration import calibrate
 from sluice.runtime.clock import monotonic_ns
 from sluice.runtime.messages import LoadFailed, Ready
 from sluice.runtime.model_folder import ModelFolder, read_model_folder
@@ -29,10 +30,9 @@ from sluice.runtime.recorder import Recorder
 from sluice.runtime.tokenizing import Tokenizer
 from sluice.telemetry import log
 from sluice.wiring.boot import ReplicaBoot
-from sluice.wiring.calibration import calibrate
 from sluice.wiring.journal import open_journal
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("sluice.wiring.replica")  # as a program its name is __main__
 
 
 def main() -> None:
@@ -54,12 +54,15 @@ def run(boot: ReplicaBoot, channel: ReplicaChannel) -> None:
         folder = read_model_folder(boot.folder)
         executor = make_executor(boot, folder)
         limits = executor.load()
+        cost = LinearCostModel(Coefficients())
+        calibrate(executor, limits, cost)
     except ModelLoadError as error:
         channel.send([LoadFailed(str(error))])
         return
+    except StepError as error:
+        channel.send([LoadFailed(f"{boot.model} is loaded and cannot be computed: {error}")])
+        return
     outputs = TextOutputs(Tokenizer.load(folder))
-    cost = LinearCostModel(Coefficients())
-    calibrate(executor, limits, cost)
     replica = Replica(batching_limits(boot.section, limits), cost)
     journal = open_journal(boot.journal, f"replica-{boot.replica_id}")
     record: Record = record_nothing

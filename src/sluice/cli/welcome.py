@@ -1,0 +1,56 @@
+"""What the operator is told once every model is loaded: what each can hold, and where to call."""
+
+from collections.abc import Sequence
+
+from sluice.core.events import ReplicaLimits
+from sluice.core.pools import PoolView
+
+_MIB = 1024**2
+
+
+def welcome(pools: Sequence[PoolView], address: str, *, needs_key: bool) -> str:
+    """The text for standard error; ``address`` is the server's, without a path."""
+    lines = []
+    for pool in pools:
+        if pool.limits is not None:
+            lines += _model_lines(pool, pool.limits)
+    key = ' -H "Authorization: Bearer $KEY"' if needs_key else ""
+    message = '{"role": "user", "content": "Hello"}'
+    body = f'{{"model": "{pools[0].model}", "messages": [{message}], "max_tokens": 50}}'
+    return "\n".join(
+        (
+            *lines,
+            f"API      {address}/v1",
+            f"metrics  {address}/metrics",
+            "",
+            f"curl {address}/v1/chat/completions{key} -H 'content-type: application/json' \\",
+            f"  -d '{body}'",
+        )
+    )
+
+
+def _model_lines(pool: PoolView, limits: ReplicaLimits) -> list[str]:
+    kv_tokens = limits.blocks_total * limits.block_size
+    size = _size(limits.blocks_total * limits.block_bytes)
+    held = (
+        f"{pool.model}: context {limits.context_tokens_max:,} tokens, KV pool "
+        f"{kv_tokens:,} tokens ({size}), {limits.sequences_max:,} sequences at once, "
+        f"{_count(len(pool.replicas), 'replica')}"
+    )
+    lines = [held]
+    if kv_tokens < limits.context_tokens_max:
+        lines.append(
+            f"note: {pool.model}: the KV pool is smaller than the context; a request can have at "
+            f"most {kv_tokens:,} tokens. Raise kv_bytes or free memory for more"
+        )
+    return lines
+
+
+def _size(size_bytes: int) -> str:
+    if size_bytes >= 1024 * _MIB:
+        return f"{size_bytes / 1024 / _MIB:.1f} GiB"
+    return f"{size_bytes / _MIB:,.0f} MiB"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,174 @@
+"""The calls that are being served: from arrival to their one ending, with text on the way.
+
+The table belongs to the gateway, which tells it what the fleet decided and what replicas said. Each
+way out of the table (``ended``, ``end_here``, ``refuse``) gives the call's stream its last word and
+tells the observer. Nothing is decided here about capacity or replicas.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from sluice.cluster.observer import Observer
+from sluice.cluster.served import ServedModel, ToolCalls
+from sluice.core.errors import InternalError
+from sluice.core.events import Dispatch, Reject
+from sluice.core.request import COMPLETE, EndReason, PhaseTimes, Request, Usage
+from sluice.runtime.generation import Call, ChoiceEnded, Fault, Finish, Finished
+from sluice.runtime.messages import ChoiceDone, RequestEnded, Submit, Text
+from sluice.runtime.refusals import refusal_error
+from sluice.runtime.streams import PieceStream
+
+_CLIENT_LEFT = "the client left"
+
+
+@dataclass(slots=True)
+class _Live:
+    """A call between its arrival and its one ending."""
+
+    submit: Submit
+    stream: PieceStream
+    tools: ToolCalls | None
+    admitted_ns: int
+    replica: str = ""
+    tokens: int = 0
+    cancelled: bool = False
+
+    @property
+    def request(self) -> Request:
+        return self.submit.request
+
+    def waited(self, phases: PhaseTimes) -> PhaseTimes:
+        """The phases with the wait for a replica, which takes it for admission, as queueing."""
+        admission_ns = min(phases.admission_ns, self.admitted_ns - self.request.arrived_ns)
+        queue_ns = phases.queue_ns + phases.admission_ns - admission_ns
+        return replace(phases, admission_ns=admission_ns, queue_ns=queue_ns)
+
+
+class LiveCalls:
+    """The table of calls. ``on_gone`` is called after each way out of it."""
+
+    def __init__(
+        self, observer: Observer, clock: Callable[[], int], on_gone: Callable[[], None]
+    ) -> None:
+        self._observer = observer
+        self._clock = clock
+        self._on_gone = on_gone
+        self._live: dict[str, _Live] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def add(
+        self, call: Call, submit: Submit, served: ServedModel, on_cancel: Callable[[str], None]
+    ) -> PieceStream:
+        """Take a call in. ``on_cancel`` gets its id when the reader of its stream gives up."""
+        request = submit.request
+        if request.id in self._live:
+            raise InternalError(f"the request id {request.id} is in use")
+        stream = PieceStream(call.model, lambda: on_cancel(request.id))
+        self._live[request.id] = _Live(submit, stream, served.tool_calls(call), self._clock())
+        self._observer.arrived(call, request, served.text_of)
+        return stream
+
+    # ------------------------------------------------------------------------------- on the way
+
+    def dispatched(self, effect: Dispatch) -> Submit:
+        """The call goes to a replica; what that replica is to be sent."""
+        live = self._live[effect.request_id]
+        live.replica = effect.replica_id
+        live.stream.dispatched(effect.replica_id)
+        self._observer.dispatched(effect)
+        return live.submit
+
+    def deliver(self, message: Text) -> None:
+        """Hand text to the call's stream; text for a call that is over is dropped."""
+        live = self._live.get(message.request_id)
+        if live is None:
+            return
+        delta = message.delta if live.tools is None else live.tools.read(message.delta)
+        self._observer.text(live.request, message.delta)
+        live.tokens += delta.tokens
+        live.stream.put(delta)
+
+    def end_choice(self, message: ChoiceDone) -> None:
+        """One choice is whole."""
+        live = self._live.get(message.request_id)
+        if live is None or message.reason not in COMPLETE:
+            return
+        finish: Finish = "length" if message.reason is EndReason.LENGTH else "stop"
+        if live.tools is not None:
+            rest, called = live.tools.finish(message.choice)
+            if rest is not None:
+                live.stream.put(rest)
+            if called and finish == "stop":
+                finish = "tool_calls"
+        live.stream.put(ChoiceEnded(message.choice, finish))
+
+    def cancelled(self, request_id: str) -> bool:
+        """Note that the client left; false where the call is over."""
+        live = self._live.get(request_id)
+        if live is not None:
+            live.cancelled = True
+        return live is not None
+
+    # ---------------------------------------------------------------------------------- replicas
+
+    def on_replica(self, replica_id: str) -> list[str]:
+        """Ids of the calls that the replica holds."""
+        return [key for key, live in self._live.items() if live.replica == replica_id]
+
+    def replica_lost(self, replica_id: str) -> None:
+        """The replica holds nothing any more, and will not report an ending."""
+        for request_id in self.on_replica(replica_id):
+            self._live[request_id].replica = ""
+            self.end_if_left(request_id)
+
+    # ----------------------------------------------------------------------------------- the end
+
+    def ended(self, message: RequestEnded) -> None:
+        """The call's replica ended it."""
+        live = self._live.pop(message.request_id, None)
+        if live is not None:
+            self._finish(live, structs.replace(message, phases=live.waited(message.phases)))
+
+    def end_here(self, request_id: str, reason: EndReason, error: str) -> None:
+        """End a call whose replica will not report its ending."""
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return
+        request = live.request
+        # The prompt of a call that never reached a replica was not processed.
+        prompt_tokens = len(request.prompt) if live.stream.replica else 0
+        usage = Usage(prompt_tokens, 0, live.tokens)
+        admission_ns = live.admitted_ns - request.arrived_ns
+        rest_ns = self._clock() - live.admitted_ns
+        queue_ns, decode_ns = (0, rest_ns) if live.tokens else (rest_ns, 0)
+        phases = PhaseTimes(admission_ns=admission_ns, queue_ns=queue_ns, decode_ns=decode_ns)
+        fault = Fault.REPLICA if reason is EndReason.FAILED else None
+        self._finish(live, RequestEnded(request_id, reason, usage, phases, 0, error, fault))
+
+    def end_if_left(self, request_id: str) -> None:
+        """End a call whose client left and that no replica holds: the fleet has forgotten it."""
+        live = self._live.get(request_id)
+        if live is not None and live.cancelled and not live.replica:
+            self.end_here(request_id, EndReason.CANCELLED, _CLIENT_LEFT)
+
+    def end_all(self) -> None:
+        """End the calls that the fleet has forgotten, whose replicas are about to be stopped."""
+        for request_id in list(self._live):
+            self.end_here(request_id, EndReason.CANCELLED, _CLIENT_LEFT)
+
+    def refuse(self, effect: Reject) -> None:
+        """Admission refused the call, at once or after a wait."""
+        live = self._live.pop(effect.request_id)
+        self._observer.rejected(live.request, effect)
+        live.stream.refuse(refusal_error(effect, live.request, live.stream.model))
+        self._on_gone()
+
+    def _finish(self, live: _Live, ended: RequestEnded) -> None:
+        self._observer.ended(live.request, ended)
+        finished = Finished(ended.reason, ended.usage, ended.phases, ended.error, ended.fault)
+        live.stream.put(finished)
+        self._on_gone()

@@ -1,0 +1,52 @@
+"""What the fleet's views say about serving, in words for probes and operators.
+
+Pure functions over ``core.pools.PoolView``. When a replica is started again is ``core.fleet``'s
+decision; that a start has failed for good is the gateway's.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from sluice.core.fleet_replica import ReplicaView
+from sluice.core.lifecycle import ReplicaState
+from sluice.core.pools import PoolView
+from sluice.runtime.generation import Readiness, ReplicaStatus
+
+
+def readiness(pools: Sequence[PoolView], now_ns: int, *, draining: bool) -> Readiness:
+    """Whether calls are admitted and every model has a replica that serves."""
+    statuses = tuple(
+        ReplicaStatus(one.id, one.model, one.state, one.error) for one in _replicas(pools)
+    )
+    missing = [_why_not(pool, now_ns) for pool in pools if not _serves(pool)]
+    reason = "the server is draining" if draining else "; ".join(missing)
+    return Readiness(not reason, reason, statuses)
+
+
+def crash_loops(pools: Sequence[PoolView]) -> list[str]:
+    """The replicas that were lost so often that nothing will serve there soon."""
+    return [
+        f"{one.id} cannot be started: {one.error}"
+        for one in _replicas(pools)
+        if one.state is ReplicaState.CRASH_LOOP
+    ]
+
+
+def _replicas(pools: Iterable[PoolView]) -> list[ReplicaView]:
+    return [replica for pool in pools for replica in pool.replicas]
+
+
+def _serves(pool: PoolView) -> bool:
+    return any(replica.state is ReplicaState.READY for replica in pool.replicas)
+
+
+def _why_not(pool: PoolView, now_ns: int) -> str:
+    """Why no replica of the model serves, in words."""
+    states = []
+    for replica in pool.replicas:
+        words = f"{replica.id} is {replica.state}"
+        if replica.error:
+            words += f" ({replica.error})"
+        if replica.start_ns is not None:
+            words += f", starts again in {max(0, replica.start_ns - now_ns) / 1e9:.0f} s"
+        states.append(words)
+    return f"no replica serves {pool.model}: {', '.join(states)}"

@@ -1,0 +1,60 @@
+"""What is remembered of one call until its ending, for metrics and journal.
+
+Filled and read by ``observer`` alone.
+"""
+
+from dataclasses import dataclass, field
+
+from sluice.core.request import Request
+from sluice.runtime.generation import Delta
+from sluice.telemetry.records import RequestText
+
+# Most of a prompt, and of the outputs of one call, that a journal with text holds.
+TEXT_CHARS_MAX = 65_536
+
+
+class CallTexts:
+    """Prompt and output of one call, for a journal that is told to hold them."""
+
+    def __init__(self, prompt: str) -> None:
+        self._prompt = prompt[:TEXT_CHARS_MAX]
+        self._outputs: dict[int, list[str]] = {}
+        self._room = TEXT_CHARS_MAX
+
+    def add(self, delta: Delta) -> None:
+        """Keep a piece of output as far as there is room."""
+        text = delta.text[: self._room]
+        self._room -= len(text)
+        self._outputs.setdefault(delta.choice, []).append(text)
+
+    def record(self, now_ns: int, request: Request) -> RequestText:
+        """All of it as one record."""
+        outputs = {choice: "".join(parts) for choice, parts in sorted(self._outputs.items())}
+        if request.choices == 1:
+            output = outputs.get(0, "")
+        else:
+            output = "\n".join(f"[choice {choice}]\n{text}" for choice, text in outputs.items())
+        return RequestText(now_ns, request.id, self._prompt, output)
+
+
+@dataclass(slots=True)
+class CallTiming:
+    """Times of one call's text. TPOT is over the whole call: it is undefined for one chunk."""
+
+    model: str
+    replica: str = ""
+    attempts: int = 0
+    first_ns: int | None = None
+    last_ns: int = 0
+    first_tokens: int = 0
+    tokens: int = 0
+    counted: int = 0
+    choice_ns: dict[int, int] = field(default_factory=dict)
+    texts: CallTexts | None = None
+
+    def tpot_ns(self, choices: int) -> int | None:
+        """(last - first) / (N - tokens in the first chunk), per choice; ``None`` if undefined."""
+        later = self.tokens - self.first_tokens
+        if self.first_ns is None or later <= 0:
+            return None
+        return (self.last_ns - self.first_ns) * choices // later

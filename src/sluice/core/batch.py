@@ -1,0 +1,131 @@
+"""One step: the sequences in it, the plan that an executor gets, and what its result changes.
+
+Made by ``core/batching.py``, held by ``core/replica.py`` while it runs. A ``Stretch`` is entered as
+its steps would be one by one. Nothing is admitted, preempted or ended here.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import chain, repeat
+
+from sluice.core.costmodel import Load
+from sluice.core.kv import BlockLedger
+from sluice.core.lifecycle import SequenceState
+from sluice.core.request import EndReason
+from sluice.core.sequence import Generation, Sequence
+from sluice.core.step import Plan, Row, Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Some steps of one and the same decode-only plan, computed in one go.
+
+    ``tokens`` holds, per row of the plan, the token sampled in each of the steps; ``durations_ns``
+    how long each step took.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    durations_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Credited:
+    """What a step's result gave: tokens to pass on, and the sequences that it completed."""
+
+    emitted: tuple[Sampled, ...]
+    complete: tuple[tuple[Sequence, EndReason], ...]
+
+
+@dataclass(slots=True)
+class Batch:
+    """The sequences of a step: one token of each in ``decodes``, so many of each in ``chunks``."""
+
+    decodes: list[Sequence]
+    chunks: list[tuple[Sequence, int]]
+    load: Load
+
+    def holds(self, generation: Generation) -> bool:
+        """Whether a sequence of this request is in the step."""
+        sequences = (*self.decodes, *(sequence for sequence, _ in self.chunks))
+        return any(sequence.generation is generation for sequence in sequences)
+
+    def plan(self, step: int, predicted_ns: int) -> Plan:
+        """The step as an executor gets it."""
+        rows = [
+            Row(s.id, (s.tokens[-1],), s.computed, s.table.ids, sample=True) for s in self.decodes
+        ]
+        for s, count in self.chunks:
+            end = s.computed + count
+            tokens = tuple(s.tokens[s.computed : end])
+            rows.append(Row(s.id, tokens, s.computed, s.table.ids, sample=end == len(s.tokens)))
+        return Plan(step, tuple(rows), predicted_ns)
+
+    def credit(self, sampled: Seq[Sampled], ledger: BlockLedger, now_ns: int) -> Credited:
+        """Enter the step's result: KV computed, and one token per sampling row.
+
+        The tokens of requests that are leaving are dropped.
+        """
+        emitted: list[Sampled] = []
+        complete: list[tuple[Sequence, EndReason]] = []
+        tokens = iter(sampled)
+        for sequence, count in chain(zip(self.decodes, repeat(1)), self.chunks):
+            token = next(tokens) if count == sequence.pending else None
+            sequence.computed += count
+            if sequence.computed % ledger.block_size < count:
+                ledger.publish(sequence.table, sequence.tokens, sequence.computed)
+            if token is None or sequence.generation.leaving:
+                continue
+            if sequence.state is SequenceState.PREFILL:
+                sequence.begin_decode(now_ns)
+            sequence.tokens.append(token.token)
+            sequence.produced += 1
+            emitted.append(token)
+            if token.stop is not None:
+                complete.append((sequence, EndReason.STOP))
+            elif sequence.remaining <= 0:
+                complete.append((sequence, EndReason.LENGTH))
+        return Credited(tuple(emitted), tuple(complete))
+
+    # --------------------------------------------------------------------------------- stretches
+
+    def steps_ahead_max(self, ledger: BlockLedger) -> int:
+        """Further steps of these decode rows in which none reaches its limit and blocks suffice."""
+
+        def fits(steps: int) -> bool:
+            missing = sum(
+                max(0, ledger.blocks_for(s.computed + 1 + steps) - len(s.table.blocks))
+                for s in self.decodes
+            )
+            return missing <= ledger.available
+
+        low, high = 0, max(0, min((s.remaining for s in self.decodes), default=1) - 1)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if fits(middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def skip(self, stretch: Stretch, ledger: BlockLedger) -> None:
+        """Bring tokens and blocks to where the steps of the stretch would have, one by one.
+
+        Blocks are taken and published in the order in which single steps would do it: per step,
+        first all publications of its result, then all extensions of the plan that follows.
+        """
+        steps, size = len(stretch.durations_ns), ledger.block_size
+        full: list[tuple[int, int, int]] = []
+        for place, (sequence, tokens) in enumerate(zip(self.decodes, stretch.tokens, strict=True)):
+            sequence.tokens.extend(tokens)
+            first = -sequence.computed % size or size
+            for step in range(first, steps + 1, size):
+                full += [(step, 0, place), (step, 1, place)]
+        for step, extends, place in sorted(full):
+            sequence = self.decodes[place]
+            if extends:
+                ledger.grow(sequence.table, sequence.computed + step + 1)
+            else:
+                ledger.publish(sequence.table, sequence.tokens, sequence.computed + step)
+        for sequence in self.decodes:
+            sequence.computed += steps
+            sequence.produced += steps
