@@ -49,7 +49,7 @@ def decode_step_us(rows: int) -> list[float]:
 
 def virtual_run(stretch_steps_max: int) -> tuple[float, int, int, float]:
     """Processor seconds, events, steps and virtual seconds of a run of ``REQUESTS`` requests."""
-    limits = BatchingLimits(4096, 32, 2048, queue_places=REQUESTS, queue_wait_ns_max=None)
+    limits = BatchingLimits(4096, 32, 2048)
     random = Random(1)
     lengths: dict[str, int] = {}
     executor = SimulatedExecutor(

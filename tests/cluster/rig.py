@@ -25,13 +25,14 @@ from sluice.runtime.generation import (
 )
 from sluice.runtime.streams import PieceStream
 from sluice.runtime.templates import ChatTemplate
+from sluice.telemetry.journal import JournalWriter
 from sluice.telemetry.metrics import Metrics
 from sluice.testing.executors import FakeExecutor
 from sluice.testing.processes import FakeProcess, VirtualTimeLoop
 from tests.runtime.gguf_files import byte_level_values, tokenizer_of
 
 S = 1_000_000_000
-LIMITS = BatchingLimits(400, 4, 100, sequences_max=4, queue_places=100, queue_wait_ns_max=None)
+LIMITS = BatchingLimits(400, 4, 100, sequences_max=4)
 
 
 def served_model(
@@ -61,6 +62,7 @@ class Rig:
         queue_wait_s: float = 60.0,
         step_s: Callable[[Plan], float] = lambda plan: 0.1,
         served: ServedModel | None = None,
+        journal: JournalWriter | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop)
@@ -88,7 +90,7 @@ class Rig:
             models={"tiny": served or served_model()},
             replicas=dict.fromkeys(ids, "tiny"),
             launch=launch,
-            observer=Observer(self.metrics, None, self.clock),
+            observer=Observer(self.metrics, journal, self.clock, {"version": "1"}),
             clock=self.clock,
         )
 

@@ -48,6 +48,7 @@ def test_messages_cross_unchanged_both_ways():
         assert await gateway.receive() == [text, DrainDone()]
         gateway.abort()
         gateway.abort()
+        await asyncio.sleep(0)
         with pytest.raises(ChannelClosed):
             replica.receive(5.0)
         with pytest.raises(ChannelClosed):

@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from sluice.cluster.served import ServedModel
-from sluice.core.errors import ModelLoadError, ModelNotFound, Overloaded
+from sluice.core.errors import InternalError, InvalidRequest, ModelLoadError, ModelNotFound, Overloaded
 from sluice.core.request import EndReason
 from sluice.core.roster import BatchingLimits
-from sluice.runtime.generation import Call, ChoiceEnded, Delta
+from sluice.runtime.generation import Call, ChoiceEnded, Delta, Fault
 from sluice.runtime.messages import LoadFailed, Submit
 from tests.cluster.rig import Rig, ending, in_virtual_time, pieces, served_model, text_of
 
-ONE_SLOT = BatchingLimits(400, 4, 100, sequences_max=1, queue_places=100, queue_wait_ns_max=None)
+ONE_SLOT = BatchingLimits(400, 4, 100, sequences_max=1)
 
 
 def test_a_call_is_answered_and_nothing_is_held_afterwards():
@@ -32,13 +32,14 @@ def test_a_call_is_answered_and_nothing_is_held_afterwards():
     in_virtual_time(work)
 
 
-def test_two_calls_with_one_id_are_both_answered():
+def test_an_id_that_is_in_use_is_a_bug_and_disturbs_nothing():
     async def work() -> None:
         rig = Rig()
         await rig.gateway.start()
-        streams = [await rig.generate("same", output=4) for _ in range(3)]
-        texts = [text_of(await pieces(stream)) for stream in streams]
-        assert texts[0] == texts[1] == texts[2]
+        stream = await rig.generate("same", output=4)
+        with pytest.raises(InternalError, match="in use"):
+            await rig.generate("same", output=4)
+        assert (await ending(stream)).reason is EndReason.LENGTH
         rig.check_empty()
 
     in_virtual_time(work)
@@ -129,6 +130,49 @@ def test_d07_a_full_queue_refuses_and_the_advice_follows_the_expected_wait():
     assert advice[1] > 1.5 * advice[0]
 
 
+class CountingWork(ServedModel):
+    """Counts the calls that it tokenises."""
+
+    tokenised = 0
+
+    async def submit(self, call: Call) -> Submit:
+        self.tokenised += 1
+        return await super().submit(call)
+
+
+def test_what_is_refused_whatever_it_says_is_not_tokenised_and_is_counted():
+    async def work() -> None:
+        served = served_model(CountingWork)
+        assert isinstance(served, CountingWork)
+        rig = Rig(limits=ONE_SLOT, queue_places=1, served=served)
+        starting = asyncio.create_task(rig.gateway.start())
+        with pytest.raises(Overloaded, match="No replica"):
+            await rig.generate("early")
+        await starting
+        running = [await rig.generate(name, output=50) for name in "ab"]
+        with pytest.raises(Overloaded) as caught:
+            await rig.generate("c")
+        assert (caught.value.reason, caught.value.measured) == ("queue_full", 3)
+        assert caught.value.retry_after_s
+        # More choices than can ever run: not a matter of waiting, full queue or not.
+        with pytest.raises(InvalidRequest, match="n is 3"):
+            await rig.generate("d", choices=3)
+        draining = asyncio.create_task(rig.gateway.drain(30.0))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="shutting down"):
+            await rig.generate("late")
+        assert served.tokenised == 3  # a, b and d
+        for reason in ("not_ready", "queue_full", "draining"):
+            assert rig.value("refusals_total", reason) == 1
+        assert rig.value("requests_total") == 6
+        for stream in running:
+            await ending(stream)
+        await draining
+        rig.check_empty()
+
+    in_virtual_time(work)
+
+
 def test_d07_each_choice_takes_a_place():
     async def work() -> None:
         rig = Rig(queue_places=2)  # 4 run and 2 wait
@@ -171,7 +215,7 @@ def test_a_call_without_text_survives_its_replica_and_one_with_text_ends_with_an
         await asyncio.sleep(0.35)
         rig.process.crash("ended by SIGKILL")
         failed = await ending(begun)
-        assert failed.reason is EndReason.FAILED
+        assert (failed.reason, failed.fault) == (EndReason.FAILED, Fault.REPLICA)
         assert "ended by SIGKILL" in failed.error
         with pytest.raises(Overloaded, match="No replica"):
             await rig.generate("meanwhile")

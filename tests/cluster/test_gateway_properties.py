@@ -17,7 +17,7 @@ from sluice.runtime.streams import PieceStream
 from tests.cluster.rig import Rig, in_virtual_time
 
 # Small enough that calls wait in the fleet, wait in the replica, and are preempted.
-LIMITS = BatchingLimits(60, 4, 18, sequences_max=3, queue_places=100, queue_wait_ns_max=None)
+LIMITS = BatchingLimits(60, 4, 18, sequences_max=3)
 
 
 @dataclass
@@ -60,7 +60,7 @@ class World:
         self._numbers = itertools.count()
 
     async def call(self, prompt: int, output: int, choices: int) -> None:
-        name = f"r{next(self._numbers) % 7}"
+        name = f"r{next(self._numbers)}"
         try:
             stream = await self.rig.generate(name, prompt=prompt, output=output, choices=choices)
         except (Overloaded, ContextExceeded, InvalidRequest):

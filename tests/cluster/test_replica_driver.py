@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from sluice.core.costmodel import Coefficients, FixedCostModel
+from sluice.core.errors import InvalidRequest
 from sluice.core.events import ReplicaLimits
 from sluice.core.replica import Replica
 from sluice.core.request import EndReason, Request, SequenceId
@@ -12,7 +13,7 @@ from sluice.core.roster import BatchingLimits
 from sluice.core.sampling import Sampling
 from sluice.core.step import StopReason
 from sluice.executors.base import StepError
-from sluice.runtime.generation import Delta
+from sluice.runtime.generation import Delta, Fault
 from sluice.runtime.messages import (
     Cancel,
     ChoiceDone,
@@ -29,7 +30,7 @@ from sluice.runtime.output import OutputRules
 from sluice.runtime.realtime import ReplicaDriver, record_nothing
 from sluice.testing.executors import FakeExecutor
 
-LIMITS = BatchingLimits(200, 4, 50, sequences_max=4, queue_places=20, queue_wait_ns_max=None)
+LIMITS = BatchingLimits(200, 4, 50, sequences_max=4)
 GREEDY = Sampling(temperature=0)
 
 
@@ -98,7 +99,9 @@ class Texts:
 
     def open(self, choice: int, rules: OutputRules, grammar: str | None):
         if grammar == "refused":
-            raise ValueError("no such grammar")
+            raise InvalidRequest("no such grammar")
+        if grammar == "unknown":
+            raise ValueError("a bug")
         stop_after = len(rules.stop_tokens) or None
         break_at = {"breaks": 2, "breaks at the end": -1}.get(grammar or "")
         return Numbers(stop_after, break_at, grammar == "held back"), None
@@ -180,18 +183,20 @@ def test_a_cancel_of_nobody_is_ignored():
 
 
 @pytest.mark.parametrize(
-    ("grammar", "words"),
+    ("grammar", "words", "fault"),
     [
-        ("refused", "no such grammar"),
-        ("breaks", "broken output"),
-        ("breaks at the end", "broken at the end"),
+        ("refused", "no such grammar", Fault.REQUEST),
+        ("unknown", "a bug", Fault.ENGINE),
+        ("breaks", "broken output", Fault.ENGINE),
+        ("breaks at the end", "broken at the end", Fault.ENGINE),
     ],
 )
-def test_what_is_wrong_with_one_request_ends_that_one_only(grammar, words):
+def test_what_is_wrong_with_one_request_ends_that_one_only(grammar, words, fault):
     alone, _ = run([submit("good", 6)])
     inbox, _ = run([submit("good", 6), submit("bad", 4, grammar, choices=2)])
-    assert inbox.ending("bad").reason is EndReason.FAILED
+    assert (inbox.ending("bad").reason, inbox.ending("bad").fault) == (EndReason.FAILED, fault)
     assert words in inbox.ending("bad").error
+    assert inbox.ending("good").fault is None
     assert inbox.text("good") == alone.text("good")
     assert inbox.ending("good").reason is EndReason.LENGTH
 
@@ -210,7 +215,10 @@ def test_a_failed_step_ends_those_it_blames_and_computes_the_others_again():
     alone, _ = run([submit("good", 6)])
     failure = StepError("a row is broken", (SequenceId("bad", 0),))
     inbox, _ = run([submit("good", 6), submit("bad", 6)], failures={3: failure})
-    assert inbox.ending("bad").reason is EndReason.FAILED
+    assert (inbox.ending("bad").reason, inbox.ending("bad").fault) == (
+        EndReason.FAILED,
+        Fault.ENGINE,
+    )
     assert "a row is broken" in inbox.ending("bad").error
     assert inbox.text("good") == alone.text("good")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.core.batching import LEAN_STEPS_MAX, LEAN_TOKENS
+from sluice.core.batching import ALONE_TOKENS, LEAN_STEPS_MAX, LEAN_TOKENS
 from sluice.core.costmodel import Coefficients, FixedCostModel, Load
 from sluice.core.request import Request, SequenceId
 from sluice.core.roster import BatchingLimits, BatchingPolicy
@@ -56,6 +56,42 @@ def test_prefill_chunk_fills_the_step_time_and_no_more():
     sizes = [tokens for _, tokens, _ in chunks_of(run, "p")]
     assert sizes[0] == 96  # (60 - 10) / 0.5 = 100 tokens, in sixteens
     assert sum(sizes) == 400
+
+
+def lone_prompt_run(chunk_context_ns):
+    """A prompt with nobody beside it, where each token attends to its context so expensively."""
+    coefficients = Coefficients(18e6, 0.45e6, 0.9e6, 1500.0, chunk_context_ns)
+    limits = limits_of()
+    executor = SimulatedExecutor(executor_limits(limits), coefficients)
+    run = ReplicaRun(limits, executor, FixedCostModel(coefficients))
+    run.submit(Request("p", 0, distinct(1, 3000), 1))
+    run.run()
+    return run
+
+
+def test_lone_prompt_is_computed_in_useful_chunks_however_slow_the_machine_is():
+    """64 tokens behind 3,000 take 160 ms; 100 ms would have given 31."""
+    sizes = [tokens for _, tokens, _ in chunks_of(lone_prompt_run(600.0), "p")]
+    assert min(sizes[:-1]) == ALONE_TOKENS
+    assert max(sizes) > 2 * ALONE_TOKENS
+
+
+def test_chunk_of_a_lone_prompt_takes_twice_the_step_time_at_most():
+    run = lone_prompt_run(3000.0)
+    assert max(plan.predicted_ns for _, plan in run.steps) <= 200 * MS
+    sizes = [tokens for _, tokens, _ in chunks_of(run, "p")]
+    assert LEAN_TOKENS <= min(sizes[:-1]) < ALONE_TOKENS
+
+
+def test_long_prompt_beside_a_stream_keeps_to_the_step_time():
+    coefficients = Coefficients(18e6, 0.45e6, 0.9e6, 1500.0, 600.0)
+    limits = limits_of()
+    executor = SimulatedExecutor(executor_limits(limits), coefficients)
+    run = ReplicaRun(limits, executor, FixedCostModel(coefficients))
+    run.submit(Request("d", 0, distinct(1, 10), 60))
+    run.submit(Request("p", 10 * MS, distinct(2, 3000), 5), 10 * MS)
+    run.run()
+    assert max(plan.predicted_ns for _, plan in run.steps if len(plan.rows) == 2) <= 100 * MS
 
 
 def test_chunk_is_bounded_in_tokens_too():

@@ -47,7 +47,7 @@ def request(name: str, prompt: int = 10, output: int = 20, **fields: object) -> 
 
 
 def report(**fields: object) -> Report:
-    zero = Report(0, 0, 256, 256, 0, 0, 0, 0, 0, 1000.0, 0)
+    zero = Report(0, 0, 256, 256, 0, 0, 0, 0, 1000.0, 0)
     return replace(zero, **fields)  # type: ignore[arg-type]
 
 
@@ -81,14 +81,14 @@ class Driver:
 
 def one_slot(queue: int = 2, limits: ReplicaLimits = LIMITS) -> Driver:
     driver = Driver(PoolLimits("m", ("m-0",), queue_places_max=queue))
-    driver.at(0, ReplicaReady("m-0", "m", limits))
+    driver.at(0, ReplicaReady("m-0", limits))
     return driver
 
 
 def two_replicas(sequences: int = 8, **restarts: int) -> Driver:
     driver = Driver(PoolLimits("m", ("a", "b")), restarts=RestartLimits(**restarts))
     limits = replace(LIMITS, sequences_max=sequences)
-    driver.at(0, ReplicaReady("a", "m", limits), ReplicaReady("b", "m", limits))
+    driver.at(0, ReplicaReady("a", limits), ReplicaReady("b", limits))
     return driver
 
 
@@ -302,7 +302,7 @@ def test_a_cancelled_running_request_is_aborted_and_its_place_is_free_at_once() 
 def test_d08_no_place_leaks_over_cycles_of_cancel_fail_and_loss() -> None:
     driver = Driver(PoolLimits("m", ("m-0",)), restarts=RestartLimits(losses_max=10**6))
     limits = replace(LIMITS, sequences_max=2)
-    driver.at(0, ReplicaReady("m-0", "m", limits))
+    driver.at(0, ReplicaReady("m-0", limits))
     for cycle in range(50):
         now_s = 100.0 * cycle
         driver.arrive(now_s, *(request(f"{cycle}{x}") for x in "abcde"))
@@ -311,10 +311,10 @@ def test_d08_no_place_leaks_over_cycles_of_cancel_fail_and_loss() -> None:
         driver.at(now_s, failed, Cancelled(f"{cycle}e"))
         driver.at(now_s, ReplicaLost("m-0", "gone"))
         driver.at(now_s + 40, Tick())
-        driver.at(now_s + 40, ReplicaReady("m-0", "m", limits))
+        driver.at(now_s + 40, ReplicaReady("m-0", limits))
         driver.at(now_s + 40, ReplicaLost("m-0", "gone"))
         driver.at(now_s + 99, Tick())
-        driver.at(now_s + 99, ReplicaReady("m-0", "m", limits))
+        driver.at(now_s + 99, ReplicaReady("m-0", limits))
         view = driver.pool
         assert (view.places, view.waiting_places, driver.fleet.requests) == (0, 0, 0)
     assert len(dispatched(driver.arrive(5000, request("x"), request("y")))) == 2
@@ -365,7 +365,7 @@ def test_a_replica_short_of_kv_comes_last() -> None:
 def test_d20_a_replica_with_an_old_report_gets_few_requests_while_others_report() -> None:
     driver = Driver(PoolLimits("m", ("r1", "r2", "r3")))
     limits = replace(LIMITS, sequences_max=100, blocks_total=100_000)
-    driver.at(0, *(ReplicaReady(name, "m", limits) for name in ("r1", "r2", "r3")))
+    driver.at(0, *(ReplicaReady(name, limits) for name in ("r1", "r2", "r3")))
     driver.at(0, *(ReplicaReported(name, report()) for name in ("r1", "r2", "r3")))
     picked = []
     for i in range(100):
@@ -379,7 +379,7 @@ def test_d20_a_replica_with_an_old_report_gets_few_requests_while_others_report(
 def test_d20_with_all_reports_old_requests_spread_by_own_counts() -> None:
     driver = Driver(PoolLimits("m", ("r1", "r2", "r3")))
     limits = replace(LIMITS, sequences_max=100, blocks_total=100_000)
-    driver.at(0, *(ReplicaReady(name, "m", limits) for name in ("r1", "r2", "r3")))
+    driver.at(0, *(ReplicaReady(name, limits) for name in ("r1", "r2", "r3")))
     effects = driver.arrive(60, *(request(f"x{i}") for i in range(99)))
     counts = [[name for _, name in dispatched(effects)].count(name) for name in ("r1", "r2", "r3")]
     assert sum(counts) == 99
@@ -402,7 +402,7 @@ def test_before_a_replica_is_ready_requests_are_refused_with_the_time_to_ready()
     assert (refused.status, refused.reason) == (503, "not_ready")
     assert refused.retry_after_s is not None
     assert 6 <= refused.retry_after_s <= 7.5  # 10 s are assumed until a load was seen
-    driver.at(5, ReplicaReady("m-0", "m", LIMITS), ReplicaLost("m-0", "gone"))
+    driver.at(5, ReplicaReady("m-0", LIMITS), ReplicaLost("m-0", "gone"))
     (again,) = rejects(driver.arrive(5, request("r")))
     assert again.retry_after_s is not None
     assert 5.5 <= again.retry_after_s <= 6.9  # the back-off, and the 5 s that the load took
@@ -414,7 +414,7 @@ def test_a_lost_replica_is_started_again_with_growing_waits_then_rarely() -> Non
     now_s = 0.0
     waits, states = [], []
     for _ in range(5):
-        driver.at(now_s, ReplicaReady("m-0", "m", LIMITS))
+        driver.at(now_s, ReplicaReady("m-0", LIMITS))
         driver.at(now_s, ReplicaLost("m-0", "exit status 1"))
         (view,) = driver.pool.replicas
         assert view.start_ns is not None
@@ -430,7 +430,7 @@ def test_a_lost_replica_is_started_again_with_growing_waits_then_rarely() -> Non
 def test_losses_long_ago_are_forgotten() -> None:
     driver = Driver(PoolLimits("m", ("m-0",)), restarts=RestartLimits(losses_max=2))
     for now_s in (0, 1000, 2000):
-        driver.at(now_s, ReplicaReady("m-0", "m", LIMITS), ReplicaLost("m-0", "gone"))
+        driver.at(now_s, ReplicaReady("m-0", LIMITS), ReplicaLost("m-0", "gone"))
         assert driver.pool.replicas[0].state is ReplicaState.BACKOFF
         driver.at(now_s + 1, Tick())
 
@@ -441,7 +441,7 @@ def test_a_loss_reported_twice_counts_once_and_a_ready_out_of_order_raises() -> 
     view = driver.pool.replicas[0]
     assert (view.losses, view.error) == (1, "first")
     with pytest.raises(InternalError):
-        driver.at(1, ReplicaReady("m-0", "m", LIMITS))
+        driver.at(1, ReplicaReady("m-0", LIMITS))
     assert driver.pool.replicas[0] == view
 
 
@@ -471,12 +471,12 @@ def test_a_request_on_board_of_two_losses_is_not_tried_again() -> None:
     driver.arrive(0, request("poison"), request("next"))
     driver.at(1, ReplicaLost("m-0", "killed"))
     driver.at(2, Tick())
-    effects = driver.at(3, ReplicaReady("m-0", "m", LIMITS))
+    effects = driver.at(3, ReplicaReady("m-0", LIMITS))
     assert dispatched(effects) == [("poison", "m-0")]
     effects = driver.at(4, ReplicaLost("m-0", "killed"))
     assert [e.request_id for e in effects if isinstance(e, Fail)] == ["poison"]
     driver.at(6, Tick())
-    assert dispatched(driver.at(6, ReplicaReady("m-0", "m", LIMITS))) == [("next", "m-0")]
+    assert dispatched(driver.at(6, ReplicaReady("m-0", LIMITS))) == [("next", "m-0")]
 
 
 def test_a_second_wait_of_one_request_may_end_at_the_same_time_as_its_first() -> None:
@@ -491,7 +491,7 @@ def test_a_second_wait_of_one_request_may_end_at_the_same_time_as_its_first() ->
 
 def test_a_pool_in_a_crash_loop_ends_those_who_wait() -> None:
     driver = Driver(PoolLimits("m", ("m-0",)), restarts=RestartLimits(losses_max=1))
-    driver.at(0, ReplicaReady("m-0", "m", LIMITS))
+    driver.at(0, ReplicaReady("m-0", LIMITS))
     driver.arrive(0, request("ran"), request("waited"))
     effects = driver.at(1, ReplicaLost("m-0", "killed"))
     assert [(e.request_id, e.reason) for e in effects if isinstance(e, Fail)] == [
@@ -502,6 +502,28 @@ def test_a_pool_in_a_crash_loop_ends_those_who_wait() -> None:
     assert refused.retry_after_s is not None
     assert refused.retry_after_s >= 60
     assert driver.fleet.requests == 0
+
+
+def test_a_replica_lost_for_good_is_not_started_again_and_its_waiting_are_told_so() -> None:
+    driver = one_slot()
+    driver.arrive(0, request("ran"), request("waited"))
+    effects = driver.at(1, ReplicaLost("m-0", "no such file", permanent=True))
+    assert [e.request_id for e in effects if isinstance(e, Fail)] == ["ran"]
+    for refused in (*rejects(effects), *rejects(driver.arrive(2, request("late")))):
+        assert (refused.status, refused.reason) == (503, "load_failed")
+        assert refused.retry_after_s is None
+    view = driver.pool.replicas[0]
+    assert (view.state, view.error) == (ReplicaState.FAILED, "no such file")
+    assert view.start_ns is None
+    assert driver.at(1000, Tick()) == []
+    assert driver.at(1001, FleetDraining(seconds(1002)), Tick()) == []
+    assert driver.fleet.requests == 0
+
+
+def test_a_model_with_one_failed_replica_is_served_by_the_other() -> None:
+    driver = two_replicas()
+    driver.at(1, ReplicaLost("a", "no such file", permanent=True))
+    assert dispatched(driver.arrive(2, request("r"))) == [("r", "b")]
 
 
 # ------------------------------------------------------------------------------------ draining
@@ -518,6 +540,32 @@ def test_a_draining_fleet_admits_nothing_and_finishes_what_it_accepted() -> None
     assert dispatched(driver.complete(3, "A")) == [("B", "m-0")]
     driver.complete(5, "B")
     assert driver.fleet.requests == 0
+
+
+@pytest.mark.parametrize("state", ["starting", "free", "full", "draining"])
+def test_a_refusal_that_does_not_depend_on_the_prompt_is_foreseen(state: str) -> None:
+    driver = Driver(PoolLimits("m", ("m-0",), queue_places_max=1))
+    if state != "starting":
+        driver.at(1, ReplicaReady("m-0", LIMITS))
+    if state == "full":
+        driver.arrive(2, request("A"), request("B"))
+    if state == "draining":
+        driver.at(2, FleetDraining(seconds(30)))
+    before = driver.fleet.pools(driver.now_ns), driver.fleet.requests
+    foreseen = driver.fleet.refusal_before("m", "C", 1, driver.now_ns)
+    assert (driver.fleet.pools(driver.now_ns), driver.fleet.requests) == before
+    refused = rejects(driver.arrive(driver.now_ns / NS_PER_S, request("C")))
+    if foreseen is None:
+        assert state == "free"
+        assert refused == []
+    else:
+        assert replace(refused[0], retry_after_s=None) == replace(foreseen, retry_after_s=None)
+    assert driver.fleet.draining is (state == "draining")
+
+
+def test_too_many_choices_are_not_told_to_come_back_later() -> None:
+    driver = one_slot()
+    assert driver.fleet.refusal_before("m", "C", 2, 0) is None
 
 
 def test_what_is_left_when_the_grace_period_ends_is_ended() -> None:

@@ -105,6 +105,7 @@ class FleetMachine(RuleBasedStateMachine):
                 assert effect.request_id in self.endings
             case StartReplica():
                 assert not self.draining
+                assert self.states[effect.replica_id] is not ReplicaState.FAILED
                 self.states[effect.replica_id] = ReplicaState.STARTING
             case WakeAt():
                 assert effect.at_ns >= self.now_ns
@@ -174,22 +175,23 @@ class FleetMachine(RuleBasedStateMachine):
     def ready(self, replica: str) -> None:
         if self.states[replica] is ReplicaState.STARTING:
             self.states[replica] = ReplicaState.READY
-            self.handle(ReplicaReady(replica, MODEL_OF[replica], LIMITS))
+            self.handle(ReplicaReady(replica, LIMITS))
 
     @rule(replica=st.sampled_from(sorted(MODEL_OF)), free=st.integers(0, 32))
     def report(self, replica: str, free: int) -> None:
-        load = Report(1, 2, free, 32, 0, 0, 0, 0, 0, 100.0, 10**7)
+        load = Report(1, 2, free, 32, 0, 0, 0, 0, 100.0, 10**7)
         self.handle(ReplicaReported(replica, load))
 
-    @rule(replica=st.sampled_from(sorted(MODEL_OF)))
-    def lose(self, replica: str) -> None:
+    @rule(replica=st.sampled_from(sorted(MODEL_OF)), chance=st.integers(0, 9))
+    def lose(self, replica: str, chance: int) -> None:
         if self.states[replica] in (ReplicaState.READY, ReplicaState.STARTING):
-            self.states[replica] = ReplicaState.BACKOFF
+            permanent = chance == 9
+            self.states[replica] = ReplicaState.FAILED if permanent else ReplicaState.BACKOFF
             for name in [n for n, at in self.on_board.items() if at == replica]:
                 del self.on_board[name]
                 self.losses[name] += 1
                 self.waiting.add(name)
-            self.handle(ReplicaLost(replica, "killed"))
+            self.handle(ReplicaLost(replica, "killed", permanent=permanent))
 
     @rule(seconds=st.integers(1, 40))
     def wait(self, seconds: int) -> None:
@@ -260,4 +262,5 @@ def test_the_table_of_replica_moves_covers_every_state_and_each_can_be_left_or_r
     assert set(REPLICA_MOVES) == set(ReplicaState)
     reached = {target for targets in REPLICA_MOVES.values() for target in targets}
     assert reached == set(ReplicaState)
-    assert all(REPLICA_MOVES[state] for state in ReplicaState)
+    finals = [state for state in ReplicaState if not REPLICA_MOVES[state]]
+    assert finals == [ReplicaState.FAILED]

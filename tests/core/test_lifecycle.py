@@ -44,7 +44,7 @@ def test_every_state_can_be_reached(moves, start):
 
 
 def test_illegal_transition_changes_nothing():
-    (sequence,) = generation_of(Request("a", 0, (1, 2), 3), 0, 0, 3).sequences
+    (sequence,) = generation_of(Request("a", 0, (1, 2), 3), 0, 0).sequences
     with pytest.raises(InternalError):
         sequence.move(SequenceState.DECODE)
     assert sequence.state is SequenceState.WAITING

@@ -15,7 +15,7 @@ from sluice.core.events import (
     Woken,
 )
 from sluice.core.replica import Replica
-from sluice.core.request import EndReason, PhaseTimes, Request, SequenceId
+from sluice.core.request import EndReason, PhaseTimes, Request, SequenceId, Usage
 from sluice.core.roster import BatchingLimits
 from sluice.core.step import Sampled, StopReason
 from sluice.executors.base import StepError
@@ -64,21 +64,12 @@ def test_stop_seen_by_the_runtime_ends_the_sequence():
     assert run.ends["a"].usage.completion_tokens == 3
 
 
-def test_output_is_cut_at_the_context():
+def test_request_that_fills_the_context_exactly_runs_to_its_end():
     run = ReplicaRun(LIMITS)
-    run.submit(request(prompt=250, output=50))
+    run.submit(request(prompt=250, output=6))
     run.run()
     assert run.ends["a"].reason is EndReason.LENGTH
     assert run.ends["a"].usage.completion_tokens == 6
-
-
-def test_output_is_cut_at_the_kv_pool():
-    limits = BatchingLimits(context_tokens_max=256, block_size=4, blocks_total=5)
-    run = ReplicaRun(limits)
-    run.submit(request(prompt=18, output=50))
-    run.run()
-    assert run.ends["a"].reason is EndReason.LENGTH
-    assert run.ends["a"].usage.completion_tokens == 3  # cells 18 and 19, and one that needs none
 
 
 def test_phases_are_exact():
@@ -98,11 +89,12 @@ def test_phases_are_exact():
 @pytest.mark.parametrize(
     ("prompt", "output", "choices", "words"),
     [
-        (256, 5, 1, ("256", "context")),
+        (256, 1, 1, ("256", "context")),
+        (250, 7, 1, ("257", "256", "context")),
         (0, 5, 1, ("prompt",)),
         (8, 0, 1, ("output",)),
         (8, 5, 0, ("choice",)),
-        (8, 5, 99, ("99", "places")),
+        (8, 5, 99, ("99", "choices")),
     ],
 )
 def test_what_can_never_run_ends_at_once_with_a_reason(prompt, output, choices, words):
@@ -113,12 +105,13 @@ def test_what_can_never_run_ends_at_once_with_a_reason(prompt, output, choices, 
     assert run.ends["a"].reason is EndReason.FAILED
     assert all(word in run.ends["a"].error for word in words)
     assert run.computed_tokens("a") == 0
+    assert run.ends["a"].usage == Usage(0, 0, 0)
     assert run.ends["other"].reason is EndReason.LENGTH
 
 
 def test_prompt_larger_than_the_pool_is_refused_with_both_numbers():
     run = ReplicaRun(BatchingLimits(context_tokens_max=256, block_size=4, blocks_total=5))
-    run.submit(request(prompt=21))
+    run.submit(request(prompt=21, output=1))
     run.run()
     assert "21" in run.ends["a"].error
     assert "20" in run.ends["a"].error
@@ -133,6 +126,7 @@ def test_cancel_in_the_queue_computes_nothing():
     assert run.ends["a"].reason is EndReason.CANCELLED
     assert run.end_ns["a"] == 15 * MS
     assert run.computed_tokens("a") == 0
+    assert run.ends["a"].usage == Usage(0, 0, 0)
 
 
 def test_cancel_between_chunks_of_the_prompt_ends_after_the_running_one():
@@ -177,14 +171,14 @@ def test_cancel_of_an_unknown_request_is_ignored():
     assert run.ends["a"].reason is EndReason.LENGTH
 
 
-def test_queue_deadline_ends_those_that_never_ran():
-    run = ReplicaRun(BatchingLimits(256, 4, 64, sequences_max=1, queue_wait_ns_max=50 * MS))
+def test_deadline_of_the_request_ends_it_in_the_queue():
+    run = ReplicaRun(BatchingLimits(256, 4, 64, sequences_max=1))
     run.submit(request("first", output=20))
-    run.submit(request("a"), at_ns=1)
+    run.submit(request("later", deadline_ns=95 * MS), at_ns=1)
+    run.submit(request("a", deadline_ns=45 * MS), at_ns=2)
     run.run()
-    assert run.ends["a"].reason is EndReason.EXPIRED
-    assert "0.1 s" in run.ends["a"].error
-    assert 50 * MS <= run.end_ns["a"] <= 61 * MS
+    assert run.ends["a"].reason is run.ends["later"].reason is EndReason.EXPIRED
+    assert (run.end_ns["a"], run.end_ns["later"]) == (45 * MS, 95 * MS)
     assert run.ends["first"].reason is EndReason.LENGTH
 
 
@@ -304,11 +298,11 @@ def test_report_counts_sequences_blocks_and_prefix_hits():
     limits = BatchingLimits(256, 4, 64, sequences_max=1)
     run = ReplicaRun(limits)
     run.submit(request("a", prompt=8, output=5))
-    run.submit(request("b", prompt=8, output=5, choices=2))
+    run.submit(request("b", prompt=8, output=5))
+    run.submit(request("c", prompt=8, output=5))
     run.run(until_ns=25 * MS)
     report = run.reports[-1]
     assert (report.running, report.waiting) == (1, 2)
-    assert report.waiting_prefill_tokens == 16
     assert report.blocks_total - report.blocks_free == 3
     run.run()
     report = run.reports[-1]

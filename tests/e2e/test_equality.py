@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.model, pytest.mark.slow]
 PROSE = Path(__file__).parent.parent / "executors" / "prose.txt"
 COUNT, OUTPUT = 50, 24
 FEW = 16  # where all fifty would only take longer
-BATCH = BatchingLimits(1024, 32, 400, sequences_max=16, queue_places=COUNT, queue_wait_ns_max=None)
+BATCH = BatchingLimits(1024, 32, 400, sequences_max=16)
 
 
 class Loaded:

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 
+import psutil
 import pytest
 
 from tests.e2e.clients import Answer, Stream, ask, at_once, complete, open_stream, stream_text
@@ -77,6 +78,37 @@ def test_a_killed_replica_costs_its_begun_streams_and_nothing_else(tiny: ServerP
     key = "sluice_replica_losses_total", "model=tiny,replica=tiny-0"
     assert after[key] == before.get(key, 0) + 1
     assert after["sluice_requests_in_flight", "model=tiny"] == 0
+
+
+def test_a_replica_that_hangs_is_found_and_replaced(start):
+    server = start("models.tiny.silence_max=2s").wait_ready()
+    stream = open_stream(server.target, "tiny", "A tale:", max_tokens=1500, ignore_eos=True)
+    assert stream.event()["choices"]
+    hung = server.replica_of("tiny")
+    os.kill(hung, signal.SIGSTOP)
+    check_broken(stream)
+    eventually(lambda: is_ready(server), 60)
+    assert not psutil.pid_exists(hung)
+    assert complete(server.target, "tiny", "next", max_tokens=3).status == 200
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("moment", ["loads", "serves"])
+def test_replicas_leave_by_themselves_when_their_gateway_is_killed(start, moment):
+    server = start()
+    if moment == "loads":
+        eventually(server.replica_pids, 60)
+    else:
+        server.wait_ready()
+        stream = open_stream(server.target, "tiny", "A tale:", max_tokens=1500, ignore_eos=True)
+        assert stream.event()["choices"]
+    replicas = server.replica_pids()
+    assert replicas
+    server.process.kill()
+    server.process.wait(20)
+    # One that loads finds out when it wants to say that it is ready.
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in replicas), 60, every_s=0.1)
+    assert "Traceback" not in server.output
 
 
 def check_broken(stream: Stream) -> None:

@@ -248,10 +248,14 @@ def test_a_mask_that_allows_nothing_blames_its_row_and_changes_no_state(temperat
     assert free.drawn == 0
 
 
-def test_logits_that_are_not_numbers_blame_their_row():
+@pytest.mark.parametrize(
+    "sampling", [Sampling(temperature=0), Sampling(), Sampling(top_k=3), Sampling(top_p=0.9)]
+)
+def test_logits_that_are_not_numbers_blame_their_row(sampling):
     logits = np.zeros((3, VOCAB), np.float32)
     logits[2, 5] = np.nan
-    states = [open_sampling(Sampling(temperature=0), (), 0, VOCAB) for _ in range(3)]
+    greedy = Sampling(temperature=0)
+    states = [open_sampling(s, (), 0, VOCAB) for s in (greedy, sampling, sampling)]
     with pytest.raises(NoTokenLeft) as caught:
         choose_tokens(logits, states)
     assert caught.value.row == 2

@@ -53,8 +53,6 @@ class ReplicaMachine(RuleBasedStateMachine):
             blocks_total=blocks,
             sequences_max=sequences,
             chunk_tokens_max=chunk,
-            queue_places=16,
-            queue_wait_ns_max=20_000 * MS,
             policy=policy,
             static_sequences=3,
             static_wait_ns=50 * MS,

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.core.batch import Stretch
 from sluice.core.costmodel import Coefficients, FixedCostModel, LinearCostModel
 from sluice.core.errors import InternalError
-from sluice.core.replica import Replica, Stretch
+from sluice.core.replica import Replica
 from sluice.core.request import Request
 from sluice.core.roster import BatchingLimits, BatchingPolicy
 from sluice.executors.simulated import SimulatedExecutor
@@ -47,7 +48,7 @@ def run(limits, arrivals, *, learning, stretch):
                 f"r{number}",
                 at_ms * MS,
                 tuple(range(number % 3, number % 3 + prompt)),
-                output,
+                min(output, limits.context_tokens_max - prompt),
                 choices,
                 deadline_ns=None if patience_ms is None else (at_ms + patience_ms) * MS,
             ),

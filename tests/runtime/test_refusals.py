@@ -40,6 +40,7 @@ def test_overload_keeps_status_reason_numbers_and_wait() -> None:
         ("queue_full", 429),
         ("queue_deadline", 429),
         ("not_ready", 503),
+        ("load_failed", 503),
         ("draining", 503),
     ):
         error = refusal_error(Reject("r", status, reason, 4, 3, 2.5), request(1, 1), "m")

@@ -16,7 +16,7 @@ from sluice.runtime.replay import replay
 from sluice.testing.replicas import ReplicaRun
 
 MS = 1_000_000
-LIMITS = BatchingLimits(400, 4, 40, sequences_max=5, queue_places=100)
+LIMITS = BatchingLimits(400, 4, 40, sequences_max=5)
 SECRET = tuple(range(500, 530))
 
 

@@ -2,12 +2,14 @@
 
 import inspect
 import json
+from dataclasses import replace
 
 import pytest
 
 from sluice.core import errors
 from sluice.core.errors import ExecutorError, InvalidRequest, Overloaded, SluiceError
 from sluice.core.request import EndReason
+from sluice.runtime.generation import Fault
 from sluice.server.problems import TABLE, problem_of, unfinished
 from sluice.testing.gateway import finished
 
@@ -117,6 +119,19 @@ def test_incomplete_endings_are_errors(reason, status, code):
         problem = problem_of(unfinished(finished(reason, error=words)))
         assert (problem.status, problem.code) == (status, code)
         assert words in problem.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [
+        (Fault.REQUEST, 400, "invalid_request"),
+        (Fault.ENGINE, 500, "engine_error"),
+        (Fault.REPLICA, 502, "replica_lost"),
+    ],
+)
+def test_a_failed_ending_is_put_down_to_what_failed(fault, status, code):
+    problem = problem_of(unfinished(replace(finished(EndReason.FAILED, error="why"), fault=fault)))
+    assert (problem.status, problem.code, problem.error["message"]) == (status, code, "why")
 
 
 def test_an_executor_error_may_be_a_gateway_time_out():

@@ -47,14 +47,14 @@ def test_request_larger_than_the_pool_blocks_nobody(policy):
 
 
 @EACH_POLICY
-def test_prompt_that_fills_the_pool_exactly_runs(policy):
+def test_request_that_fills_the_pool_exactly_runs(policy):
     """No block is set aside: capacity is what is advertised."""
     run = ReplicaRun(limits_of(policy, blocks=10))
-    run.submit(Request("exact", 0, distinct(1, 40), 1))
-    run.submit(Request("next", 1, distinct(2, 30), 11), 1)
+    run.submit(Request("exact", 0, distinct(1, 39), 1))
+    run.submit(Request("next", 1, distinct(2, 30), 10), 1)
     run.run()
     assert run.ends["exact"].usage.completion_tokens == 1
-    assert run.ends["next"].usage.completion_tokens == 11
+    assert run.ends["next"].usage.completion_tokens == 10
 
 
 @EACH_POLICY
@@ -72,7 +72,7 @@ def test_two_residents_that_both_need_the_last_block_finish(policy, prefix_cache
 @EACH_POLICY
 def test_preempted_requests_do_not_push_each_other_out_for_ever(policy):
     """Over-admission under pressure: each is preempted at most twice, then has all it needs."""
-    run = short_sighted(ReplicaRun(limits_of(policy, blocks=24, sequences_max=8, queue_places=20)))
+    run = short_sighted(ReplicaRun(limits_of(policy, blocks=24, sequences_max=8)))
     for number in range(12):
         run.submit(Request(f"r{number}", number, distinct(number, 8), 60), number)
     run.run()
@@ -89,7 +89,7 @@ def test_output_after_preemption_equals_the_undisturbed_output(policy):
     alone = ReplicaRun(limits_of(policy, blocks=100))
     alone.submit(Request("r3", 0, distinct(3, 8), 60))
     alone.run()
-    run = short_sighted(ReplicaRun(limits_of(policy, blocks=24, sequences_max=8, queue_places=20)))
+    run = short_sighted(ReplicaRun(limits_of(policy, blocks=24, sequences_max=8)))
     for number in range(8):
         run.submit(Request(f"r{number}", number, distinct(number, 8), 60), number)
     run.run()
@@ -111,9 +111,10 @@ def test_long_prompts_are_admitted_whole_or_not_at_all(policy):
 @EACH_POLICY
 def test_waiting_choices_hold_no_place(policy):
     """Choices that wait for their first one take neither blocks nor a place among the residents."""
-    run = ReplicaRun(limits_of(policy, blocks=30, sequences_max=2, queue_places=20))
-    run.submit(Request("many", 0, distinct(1, 40), 4, choices=8))
-    run.submit(Request("one", 1, distinct(2, 8), 4), 1)
+    run = ReplicaRun(limits_of(policy, blocks=30, sequences_max=4))
+    run.submit(Request("many", 0, distinct(1, 40), 4, choices=4))
+    for number in range(5):
+        run.submit(Request(f"r{number}", 1, distinct(2 + number, 8), 4), 1)
     run.run()
     assert len(run.sequence_ends) == 9
 
@@ -130,7 +131,7 @@ def test_full_pool_with_a_prefill_in_it_still_preempts():
 
 
 def test_small_requests_pass_a_large_one_only_without_delaying_it():
-    limits = limits_of(BatchingPolicy.SLO, blocks=20, sequences_max=8, queue_places=50)
+    limits = limits_of(BatchingPolicy.SLO, blocks=20, sequences_max=8)
 
     def large_start_ns(smalls):
         run = ReplicaRun(limits)

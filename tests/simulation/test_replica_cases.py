@@ -115,7 +115,7 @@ def test_d10_short_prompts_start_before_the_long_one_is_finished():
 
 
 def test_d11_strict_tier_goes_next_and_order_within_a_tier_is_arrival():
-    limits = BatchingLimits(4096, 32, 400, sequences_max=4, queue_places=30)
+    limits = BatchingLimits(4096, 32, 400, sequences_max=4)
     run = ReplicaRun(limits)
     for number in range(30):
         run.submit(Request(f"low{number}", number, distinct(number, 20), 20, tier=1), number)

@@ -32,14 +32,13 @@ class FleetRun:
         self.starts: list[int] = []
         self.fleet = VirtualFleet(
             Fleet(pools, chance=random.Random(1)),
-            dict.fromkeys(names, "m"),
             self.make,
             load_ns=load_ns,
             watcher=self,
         )
 
     def make(self, replica_id):
-        limits = BatchingLimits(1024, 32, 512, sequences_max=self.sequences, queue_wait_ns_max=None)
+        limits = BatchingLimits(1024, 32, 512, sequences_max=self.sequences)
         executor = SimulatedExecutor(ReplicaLimits(1024, 32, 512, self.sequences), Coefficients())
         self.replicas[replica_id] = Replica(limits, FixedCostModel(Coefficients()))
         return self.replicas[replica_id], executor

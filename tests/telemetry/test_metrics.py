@@ -30,7 +30,7 @@ from sluice.telemetry.metric_table import METRICS, VLLM_ALIASES, bucket_problems
 from sluice.telemetry.metrics import REFUSAL_REASONS, Metrics
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
-REPORT = Report(0, 0, 100, 100, 0, 0, 0, 0, 0, 100.0, 0)
+REPORT = Report(0, 0, 100, 100, 0, 0, 0, 0, 100.0, 0)
 
 
 def scrape(metrics: Metrics, pools: tuple[PoolView, ...] = ()) -> Samples:
@@ -194,7 +194,7 @@ def test_d22_gauges_are_the_fleets_own_numbers() -> None:
     made = fleet(PoolLimits("m", ("m-0", "m-1")))
     limits = ReplicaLimits(2048, 32, 100, 2)
     for name in ("m-0", "m-1"):
-        made.handle(ReplicaReady(name, "m", limits), 0)
+        made.handle(ReplicaReady(name, limits), 0)
     for i in range(6):
         made.handle(Arrived("m", Request(f"r{i}", 0, (1,), 9)), 0)
     full = replace(REPORT, waiting=1, running=1, blocks_free=40, blocks_cached=7)
@@ -221,13 +221,26 @@ def test_d22_gauges_are_the_fleets_own_numbers() -> None:
     assert value(samples, "sluice_replica_state", model="m", replica="m-1", state="backoff") == 1
 
 
+def test_kv_series_exist_before_a_replica_reports() -> None:
+    made = fleet(PoolLimits("m", ("m-0",)))
+    of_replica = {"model": "m", "replica": "m-0"}
+    samples = scrape(Metrics(["m"]), made.pools(0))
+    for name in ("kv_blocks_used", "kv_blocks_cached", "kv_blocks_max"):
+        assert value(samples, f"sluice_{name}", **of_replica) == 0
+    made.handle(ReplicaReady("m-0", ReplicaLimits(2048, 32, 100, 2)), 0)
+    samples = scrape(Metrics(["m"]), made.pools(0))
+    assert value(samples, "sluice_kv_blocks_used", **of_replica) == 0
+    assert value(samples, "sluice_kv_blocks_max", **of_replica) == 100
+    assert value(samples, "sluice_kv_usage_ratio", model="m") == 0
+
+
 # --------------------------------------------------------------------------------- definitions
 
 
 def test_d23_ttft_starts_at_arrival_and_holds_the_queue() -> None:
     """Ten requests at once on one slot: 0.2 s of prefill and 1.8 s of decode each."""
     made, metrics = fleet(PoolLimits("m", ("m-0",))), Metrics(["m"])
-    made.handle(ReplicaReady("m-0", "m", ReplicaLimits(2048, 32, 100, 1)), 0)
+    made.handle(ReplicaReady("m-0", ReplicaLimits(2048, 32, 100, 1)), 0)
     effects = []
     for i in range(10):
         effects += made.handle(Arrived("m", Request(f"r{i}", 0, (1, 2), 9)), 0)
@@ -303,7 +316,7 @@ def test_every_code_of_a_refusal_has_its_own_label_value() -> None:
 
 def test_aliases_show_the_same_values_under_vllms_names() -> None:
     made = fleet(PoolLimits("m", ("m-0",)))
-    made.handle(ReplicaReady("m-0", "m", ReplicaLimits(2048, 32, 100, 1)), 0)
+    made.handle(ReplicaReady("m-0", ReplicaLimits(2048, 32, 100, 1)), 0)
     made.handle(ReplicaReported("m-0", replace(REPORT, blocks_free=25)), 0)
     for name in ("a", "b", "c"):
         made.handle(Arrived("m", Request(name, 0, (1,), 9)), 0)

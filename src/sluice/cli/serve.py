@@ -55,7 +55,12 @@ def _point_elsewhere(
 def _elsewhere_options(command: click.Command) -> click.Command:
     """Let the command know the names of ``_ELSEWHERE``, to refuse them in words."""
     command.params += [
-        click.Option([name], hidden=True, expose_value=False, callback=_point_elsewhere)
+        click.Option(
+            [name, "elsewhere_" + name.strip("-").replace("-", "_")],
+            hidden=True,
+            expose_value=False,
+            callback=_point_elsewhere,
+        )
         for name in _ELSEWHERE
     ]
     return command

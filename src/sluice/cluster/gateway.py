@@ -11,6 +11,7 @@ Implements ``server.ports.Gateway``.
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from sluice.cluster.calls import LiveCalls
@@ -40,7 +41,7 @@ from sluice.core.events import (
 )
 from sluice.core.fleet import Fleet
 from sluice.core.pools import PoolView
-from sluice.runtime.generation import Call, ModelCard, Readiness
+from sluice.runtime.generation import Call, ModelCard, Readiness, Refused
 from sluice.runtime.messages import (
     Cancel,
     ChoiceDone,
@@ -82,7 +83,7 @@ class LocalGateway:
         self._observer = observer
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
-        self._load_errors: dict[str, str] = {}
+        self._load_failures: dict[str, LoadFailed] = {}
         self._changed = asyncio.Event()
         self._calls = LiveCalls(observer, clock, self._changed.set)
         self._processes = {replica_id: launch(replica_id, self) for replica_id in replicas}
@@ -96,7 +97,8 @@ class LocalGateway:
             self._refuse_before_work(call)
             submit = await served.submit(call)
         except RequestError as error:
-            self.refused(call.model, error.code)
+            status = 404 if isinstance(error, ModelNotFound) else 400
+            self.refused(Refused(call.id, call.client_id, call.model, status, error.code))
             raise
         stream = self._calls.add(call, submit, served, self._cancel)
         self._handle(Arrived(call.model, submit.request))
@@ -135,9 +137,10 @@ class LocalGateway:
         """Prometheus exposition of all metrics, and its content type."""
         return self._observer.exposition(self.pools())
 
-    def refused(self, model: str, code: str) -> None:
-        """Count a request that the server refused before it became a call."""
-        self._observer.refused_early(model if model in self._models else None, code)
+    def refused(self, refused: Refused) -> None:
+        """Count and record a request that was refused before it became a call."""
+        known = refused.model if refused.model in self._models else ""
+        self._observer.refused_early(replace(refused, model=known))
 
     # ---------------------------------------------------------------------------------- lifetime
 
@@ -150,7 +153,8 @@ class LocalGateway:
         while not self.readiness().ready:
             await self._changed.wait()
             self._changed.clear()
-            errors = [*self._load_errors.values(), *crash_loops(self.pools())]
+            failed = [failure.error for failure in self._load_failures.values()]
+            errors = failed or crash_loops(self.pools())
             if errors:
                 await self.close()
                 raise ModelLoadError("; ".join(errors))
@@ -202,14 +206,13 @@ class LocalGateway:
                     self._handle(ReplicaReported(replica_id, message.report))
                     self._observer.reported(replica_id, self._model_of[replica_id], message.report)
                 case Ready():
-                    self._load_errors.pop(replica_id, None)
                     model = self._model_of[replica_id]
                     self._observer.ready(replica_id, model, message.limits)
                     self._models[model].limits = message.limits
-                    self._handle(ReplicaReady(replica_id, model, message.limits))
+                    self._handle(ReplicaReady(replica_id, message.limits))
                     self._changed.set()
                 case LoadFailed():
-                    self._load_errors[replica_id] = message.error
+                    self._load_failures[replica_id] = message
                 case DrainDone():
                     pass
                 case _:
@@ -217,10 +220,13 @@ class LocalGateway:
 
     def lost(self, replica_id: str, error: str) -> None:
         """The process of the replica is gone."""
-        error = self._load_errors.get(replica_id, error)
+        failure = self._load_failures.get(replica_id)
+        if failure is not None:
+            error = failure.error
         self._observer.lost(replica_id, self._model_of[replica_id], error)
         self._calls.replica_lost(replica_id)
-        self._handle(ReplicaLost(replica_id, error))
+        permanent = failure is not None and failure.permanent
+        self._handle(ReplicaLost(replica_id, error, permanent=permanent))
         self._changed.set()
 
     # ------------------------------------------------------------------------------------- fleet
@@ -247,6 +253,7 @@ class LocalGateway:
             case Fail():
                 self._calls.end_here(effect.request_id, effect.reason, effect.error)
             case StartReplica():
+                self._load_failures.pop(effect.replica_id, None)
                 self._processes[effect.replica_id].start()
             case WakeAt():
                 self._wake_at(effect.at_ns)

@@ -178,7 +178,7 @@ class ReplicaProcess:
         """Why a replica that let a wait run out is given up, empty where it may be silent."""
         if not self._spoke:
             words = f"the model was not loaded within {self._patience.load_s_max:g} s (load_max)"
-            self._listener.received(self.replica_id, [LoadFailed(words)])
+            self._listener.received(self.replica_id, [LoadFailed(words, permanent=False)])
             return words
         if self._listener.busy(self.replica_id):
             return f"silent for {self._patience.silence_s_max:g} s with work at hand"

@@ -14,12 +14,16 @@ from sluice.core.events import Dispatch, Reject, ReplicaLimits, Report
 from sluice.core.pools import PoolView
 from sluice.core.request import Request
 from sluice.runtime import messages
-from sluice.runtime.generation import Call, Delta
+from sluice.runtime.generation import Call, Delta, Refused
 from sluice.telemetry import records
 from sluice.telemetry.journal import JournalWriter
 from sluice.telemetry.metrics import Metrics
 
 _log = logging.getLogger(__name__)
+
+# Records of requests refused before they became a call, in each window.
+_EARLY_RECORDS_MAX = 20
+_EARLY_WINDOW_NS = 1_000_000_000
 
 
 class Observer:
@@ -41,6 +45,8 @@ class Observer:
         self._deployment = dict(deployment)
         self._timings: dict[str, CallTiming] = {}
         self._incarnations: dict[str, int] = {}
+        self._early_since_ns = clock()
+        self._early_count = 0
 
     # ------------------------------------------------------------------------------------- calls
 
@@ -70,9 +76,28 @@ class Observer:
             )
         )
 
-    def refused_early(self, model: str | None, code: str) -> None:
-        """A request was refused before it became a call; ``model`` is ``None`` if unknown."""
-        self._metrics.refused(model, code)
+    def refused_early(self, refused: Refused) -> None:
+        """A request was refused before it became a call.
+
+        All are counted; of many in one second the first go to the journal, so that senders of
+        nonsense cannot push everything else out of it.
+        """
+        self._metrics.refused(refused.model or None, refused.code)
+        now_ns = self._clock()
+        if now_ns - self._early_since_ns >= _EARLY_WINDOW_NS:
+            self._early_since_ns, self._early_count = now_ns, 0
+        self._early_count += 1
+        if self._early_count <= _EARLY_RECORDS_MAX:
+            self._write(
+                records.RequestRefused(
+                    now_ns,
+                    refused.id,
+                    refused.status,
+                    refused.code,
+                    refused.model,
+                    refused.client_id,
+                )
+            )
 
     def turned_away(self, call: Call, reject: Reject) -> None:
         """Admission refused the call before it was tokenised."""

@@ -100,9 +100,7 @@ def load_settings(
     return Loaded(settings, reading.origins)
 
 
-def settings_file(
-    file: Path | None, environment: Mapping[str, str] | None = None
-) -> Path | None:
+def settings_file(file: Path | None, environment: Mapping[str, str] | None = None) -> Path | None:
     """The settings file that is read: the one given, or the one that ``SLUICE_CONFIG`` names."""
     variables = os.environ if environment is None else environment
     if file is None and variables.get(CONFIG_VARIABLE):

@@ -4,6 +4,7 @@ Made by ``core/batching.py``, held by ``core/replica.py`` while it runs. A ``Str
 its steps would be one by one. Nothing is admitted, preempted or ended here.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -28,12 +29,7 @@ class Stretch:
     durations_ns: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Credited:
-    """What a step's result gave: tokens to pass on, and the sequences that it completed."""
-
-    emitted: tuple[Sampled, ...]
-    complete: tuple[tuple[Sequence, EndReason], ...]
+Complete = tuple[Sequence, EndReason]
 
 
 @dataclass(slots=True)
@@ -60,13 +56,16 @@ class Batch:
             rows.append(Row(s.id, tokens, s.computed, s.table.ids, sample=end == len(s.tokens)))
         return Plan(step, tuple(rows), predicted_ns)
 
-    def credit(self, sampled: Seq[Sampled], ledger: BlockLedger, now_ns: int) -> Credited:
+    def credit(
+        self, sampled: Seq[Sampled], ledger: BlockLedger, now_ns: int
+    ) -> tuple[list[Sampled], list[Complete]]:
         """Enter the step's result: KV computed, and one token per sampling row.
 
-        The tokens of requests that are leaving are dropped.
+        Returns the tokens to pass on, of requests that are not leaving, and the sequences that are
+        complete with them.
         """
         emitted: list[Sampled] = []
-        complete: list[tuple[Sequence, EndReason]] = []
+        complete: list[Complete] = []
         tokens = iter(sampled)
         for sequence, count in chain(zip(self.decodes, repeat(1)), self.chunks):
             token = next(tokens) if count == sequence.pending else None
@@ -84,28 +83,22 @@ class Batch:
                 complete.append((sequence, EndReason.STOP))
             elif sequence.remaining <= 0:
                 complete.append((sequence, EndReason.LENGTH))
-        return Credited(tuple(emitted), tuple(complete))
+        return emitted, complete
 
     # --------------------------------------------------------------------------------- stretches
 
     def steps_ahead_max(self, ledger: BlockLedger) -> int:
         """Further steps of these decode rows in which none reaches its limit and blocks suffice."""
 
-        def fits(steps: int) -> bool:
+        def exceeds(steps: int) -> bool:
             missing = sum(
                 max(0, ledger.blocks_for(s.computed + 1 + steps) - len(s.table.blocks))
                 for s in self.decodes
             )
-            return missing <= ledger.available
+            return missing > ledger.available
 
-        low, high = 0, max(0, min((s.remaining for s in self.decodes), default=1) - 1)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if fits(middle):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        remaining = min((s.remaining for s in self.decodes), default=1)
+        return bisect_left(range(1, remaining), True, key=exceeds)
 
     def skip(self, stretch: Stretch, ledger: BlockLedger) -> None:
         """Bring tokens and blocks to where the steps of the stretch would have, one by one.

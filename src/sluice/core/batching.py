@@ -13,7 +13,9 @@ after which it is never a victim.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from sluice.core.batch import Batch, Stretch
 from sluice.core.costmodel import CostModel, Load, chunk_tokens_max
+from sluice.core.events import Report
 from sluice.core.lifecycle import SequenceState
 from sluice.core.policies import (
     PREEMPTIONS_MAX,
@@ -27,10 +29,11 @@ from sluice.core.policies import (
 )
 from sluice.core.request import Phase
 from sluice.core.roster import BatchingLimits, BatchingPolicy, Roster
-from sluice.core.sequence import Generation, Sequence
+from sluice.core.sequence import Sequence
 
 LEAN_TOKENS = 16  # a step that gives waiting prefills less than this is lean
 LEAN_STEPS_MAX = 3  # after so many in a row a step gives prefill its time whatever is due
+ALONE_TOKENS = 64  # without decode rows a step may take longer for a chunk of this size
 CHUNK_ROUND = 16  # few different sizes of steps: kernels are prepared for each
 OPEN_PREFILLS_MAX = 2  # half-computed prompts hold blocks and give nothing
 BACKFILL_DEPTH = 8
@@ -44,27 +47,13 @@ POLICIES: Mapping[BatchingPolicy, type[FcfsPolicy] | type[StaticPolicy] | type[S
 }
 
 
-@dataclass(slots=True)
-class Batch:
-    """The sequences of a step: one token of each in ``decodes``, so many of each in ``chunks``."""
-
-    decodes: list[Sequence]
-    chunks: list[tuple[Sequence, int]]
-    load: Load
-
-    def holds(self, generation: Generation) -> bool:
-        """Whether a sequence of this request is in the step."""
-        sequences = (*self.decodes, *(sequence for sequence, _ in self.chunks))
-        return any(sequence.generation is generation for sequence in sequences)
-
-
 class Batching:
     """Fills steps for one replica."""
 
     def __init__(self, limits: BatchingLimits, cost: CostModel) -> None:
         self.roster = Roster(limits, cost)
-        self.prefix_query_tokens = 0
-        self.prefix_hit_tokens = 0
+        self._prefix_query_tokens = 0
+        self._prefix_hit_tokens = 0
         self._policy: Policy = POLICIES[limits.policy]()
         self._lean_steps = 0
         self._blocked: tuple[int, int] | None = None  # roster version, steps left before a recheck
@@ -91,59 +80,42 @@ class Batching:
         self._fill(batch, now_ns)
         return batch if batch.decodes or batch.chunks else None
 
-    def decode_steps_max(self, decodes: list[Sequence]) -> int:
-        """How many further steps will have exactly these decode rows and nothing else.
-
-        None of the rows ends in them, the blocks suffice, and nobody can join.
-        """
-        roster, ledger = self.roster, self.roster.ledger
-        if len(decodes) != len(roster.residents):
+    def horizon(self, batch: Batch) -> int:
+        """How many further steps will have exactly the rows of this one: nobody ends or joins."""
+        roster = self.roster
+        if batch.chunks or len(batch.decodes) != len(roster.residents):
             return 0
-        steps = min((s.remaining for s in decodes), default=1) - 1
+        steps = batch.steps_ahead_max(roster.ledger)
         if roster.waiting and len(roster.residents) < roster.limits.sequences_max:
             steps = min(steps, self._steps_blocked())
+        return steps
 
-        def fits(steps: int) -> bool:
-            missing = sum(
-                max(0, ledger.blocks_for(s.computed + 1 + steps) - len(s.table.blocks))
-                for s in decodes
-            )
-            return missing <= ledger.available
-
-        low, high = 0, max(0, steps)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if fits(middle):
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-    def skip(self, decodes: list[Sequence], steps: int) -> None:
-        """Bring blocks to where ``steps`` single steps would have; tokens are already extended.
-
-        Blocks are taken and published in the order in which single steps would do it: per step,
-        first all publications of its result, then all extensions of the plan that follows.
-        """
-        ledger = self.roster.ledger
-        size = ledger.block_size
-        full: list[tuple[int, int, int]] = []
-        for place, sequence in enumerate(decodes):
-            first = -sequence.computed % size or size
-            for step in range(first, steps + 1, size):
-                full.append((step, 0, place))
-                full.append((step, 1, place))
-        for step, extends, place in sorted(full):
-            sequence = decodes[place]
-            if extends:
-                ledger.grow(sequence.table, sequence.computed + step + 1)
-            else:
-                ledger.publish(sequence.table, sequence.tokens, sequence.computed + step)
-        for sequence in decodes:
-            sequence.computed += steps
-            sequence.produced += steps
+    def skip(self, batch: Batch, stretch: Stretch) -> Batch:
+        """Enter the results of a stretch of this step; returns the step that follows."""
+        load = batch.load
+        for duration_ns in stretch.durations_ns:
+            self.roster.cost.observe(load, duration_ns)
+            load = load.one_step_later()
+        batch.skip(stretch, self.roster.ledger)
         if self._blocked is not None:
-            self._blocked = (self._blocked[0], self._blocked[1] - steps)
+            self._blocked = (self._blocked[0], self._blocked[1] - len(stretch.durations_ns))
+        return Batch(batch.decodes, [], load)
+
+    def report(self, step_ns: int) -> Report:
+        """The load at this moment; ``step_ns`` is how long the last step took."""
+        roster, ledger = self.roster, self.roster.ledger
+        return Report(
+            waiting=len(roster.waiting),
+            running=len(roster.residents),
+            blocks_free=ledger.available,
+            blocks_total=ledger.blocks_total,
+            blocks_cached=ledger.cached,
+            preemptions=roster.preemptions,
+            prefix_query_tokens=self._prefix_query_tokens,
+            prefix_hit_tokens=self._prefix_hit_tokens,
+            prefill_tokens_per_s=roster.cost.prefill_tokens_per_s,
+            step_ns=step_ns,
+        )
 
     # ------------------------------------------------------------------------------ decode blocks
 
@@ -311,8 +283,8 @@ class Batching:
         if generation.cached_tokens is None:
             generation.cached_tokens = sequence.computed
         if self.roster.limits.prefix_cache:
-            self.prefix_query_tokens += len(sequence.tokens)
-            self.prefix_hit_tokens += sequence.computed
+            self._prefix_query_tokens += len(sequence.tokens)
+            self._prefix_hit_tokens += sequence.computed
 
     def _chunk_tokens(self, sequence: Sequence, filling: "_Filling") -> int:
         """How many of the sequence's pending tokens this step computes."""
@@ -321,8 +293,14 @@ class Batching:
         step_ns = filling.budget.step_ns
         if step_ns is None or tokens == 0:
             return tokens
-        batch = filling.batch
-        tokens = chunk_tokens_max(self.roster.cost, batch.load, sequence.computed, step_ns, tokens)
+        batch, cost = filling.batch, self.roster.cost
+        room = tokens
+        tokens = chunk_tokens_max(cost, batch.load, sequence.computed, step_ns, room)
+        if tokens < ALONE_TOKENS and not batch.decodes and not batch.chunks:
+            # Nobody's next token waits for this step, only a cancel would: the fixed part of a
+            # step must not be most of it on a machine that is slow or has other work.
+            room = min(room, ALONE_TOKENS)
+            tokens = chunk_tokens_max(cost, batch.load, sequence.computed, 2 * step_ns, room)
         if 4 * CHUNK_ROUND <= tokens < pending:
             tokens -= tokens % CHUNK_ROUND
         return max(tokens, min(filling.minimum, pending))

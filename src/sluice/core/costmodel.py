@@ -11,7 +11,7 @@ Predictions carry no margin; ``margin`` says by how much to multiply where being
 from bisect import bisect_left, insort
 from collections.abc import Sequence as Seq
 from dataclasses import astuple, dataclass, field, replace
-from math import ceil
+from math import ceil, fsum
 from operator import mul
 from typing import NamedTuple, Protocol
 
@@ -97,16 +97,13 @@ def chunk_tokens_max(
 ) -> int:
     """Largest chunk up to ``tokens_max`` that keeps ``margin`` x the step within the budget."""
     limit_ns = budget_ns / model.margin
-    if model.step_ns(load.with_chunk(past_tokens, tokens_max)) <= limit_ns:
+
+    def exceeds(tokens: int) -> bool:
+        return model.step_ns(load.with_chunk(past_tokens, tokens)) > limit_ns
+
+    if not exceeds(tokens_max):
         return tokens_max
-    fits, fails = 0, tokens_max
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        if model.step_ns(load.with_chunk(past_tokens, middle)) <= limit_ns:
-            fits = middle
-        else:
-            fails = middle
-    return fits
+    return bisect_left(range(1, tokens_max), True, key=exceeds)
 
 
 class FixedCostModel:
@@ -209,29 +206,26 @@ class LinearCostModel:
 
     def observe(self, load: Load, duration_ns: int) -> None:
         """Add one measured step; refits every few steps."""
-        predicted_ns = max(1.0, self._learnt.coefficients.predict_ns(load))
+        learnt = self._learnt
+        predicted_ns = max(1.0, learnt.coefficients.predict_ns(load))
         ratio = duration_ns / predicted_ns
         self._keep_ratio(ratio)
         ratio = min(RATIO_MAX, max(1 / RATIO_MAX, ratio))
         prefill_tokens = load.tokens - load.decode_rows
         if prefill_tokens:
-            self._learnt.rate_tokens = RATE_FORGET * self._learnt.rate_tokens + prefill_tokens
-            self._learnt.rate_s = RATE_FORGET * self._learnt.rate_s + ratio * predicted_ns / 1e9
+            learnt.rate_tokens = RATE_FORGET * learnt.rate_tokens + prefill_tokens
+            learnt.rate_s = RATE_FORGET * learnt.rate_s + ratio * predicted_ns / 1e9
         scale = 1e6 / predicted_ns  # milliseconds keep the sums near 1
         features = [
             feature / typical * scale for feature, typical in zip((1, *load), TYPICAL, strict=True)
         ]
         kind = 1 if prefill_tokens else 0
         products = [a * b for a in features for b in features]
-        self._learnt.gram[kind] = [
-            FORGET * old + new for old, new in zip(self._learnt.gram[kind], products, strict=True)
-        ]
-        self._learnt.moment[kind] = [
-            FORGET * old + ratio * new
-            for old, new in zip(self._learnt.moment[kind], features, strict=True)
-        ]
-        self._learnt.observed += 1
-        if self._learnt.observed % REFIT_STEPS == 0 or self._learnt.observed in (2, 4, 8):
+        gram, moment = learnt.gram, learnt.moment
+        gram[kind] = [FORGET * a + b for a, b in zip(gram[kind], products, strict=True)]
+        moment[kind] = [FORGET * a + ratio * b for a, b in zip(moment[kind], features, strict=True)]
+        learnt.observed += 1
+        if learnt.observed % REFIT_STEPS == 0 or learnt.observed in (2, 4, 8):
             self._refit()
 
     def _keep_ratio(self, ratio: float) -> None:
@@ -243,7 +237,7 @@ class LinearCostModel:
 
     def _refit(self) -> None:
         units_ms = in_units(self._learnt.seed)
-        prior = PRIOR_STEPS / max(1e-6, sum(units_ms)) ** 2
+        prior = PRIOR_STEPS / max(1e-6, fsum(units_ms)) ** 2
         gram = [a + b for a, b in zip(*self._learnt.gram, strict=True)]
         moment = [a + b for a, b in zip(*self._learnt.moment, strict=True)]
         for index, unit_ms in enumerate(units_ms):
@@ -269,14 +263,15 @@ def nonnegative_least_squares(
 ) -> list[float]:
     """Minimise ``x'Gx - 2m'x`` over ``x >= 0`` for a positive definite ``G``, from ``start``.
 
-    Coordinate descent with projection: each variable in turn goes to its best value that is not
+    Sums are exact, as what ``sum`` makes of floats depends on the version of Python. Coordinate
+    descent with projection: each variable in turn goes to its best value that is not
     negative. What is left open after ``SWEEPS_MAX`` rounds makes no difference to predictions.
     """
     solution = [max(0.0, x) for x in start]
     for _ in range(SWEEPS_MAX):
         largest = 0.0
         for index, row in enumerate(gram):
-            slope = moment[index] - sum(map(mul, row, solution))
+            slope = moment[index] - fsum(map(mul, row, solution))
             value = max(0.0, solution[index] + slope / row[index])
             largest = max(largest, abs(value - solution[index]))
             solution[index] = value

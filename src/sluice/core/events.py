@@ -5,7 +5,7 @@ performs effects and turns their results into events. All are frozen values, mat
 Adding one means every ``match`` over the union stops type-checking until it is handled.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sluice.core.request import EndReason, PhaseTimes, Request, SequenceId, Usage
 from sluice.core.step import Plan, Sampled
@@ -109,7 +109,6 @@ class Report:
     blocks_free: int
     blocks_total: int
     blocks_cached: int
-    waiting_prefill_tokens: int
     preemptions: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
@@ -179,7 +178,6 @@ class ReplicaReady:
     """A replica has loaded its model and serves."""
 
     replica_id: str
-    model: str
     limits: ReplicaLimits
 
 
@@ -193,10 +191,14 @@ class ReplicaReported:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost:
-    """A replica's process ended or stopped answering."""
+    """A replica's process ended or stopped answering.
+
+    ``permanent`` says that another start would end in the same way.
+    """
 
     replica_id: str
     error: str
+    permanent: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,7 @@ class Reject:
     """Refuse the request, in the words a client can act on.
 
     ``reason`` is a short code (``queue_full``, ``context_length_exceeded``, ``not_ready``,
-    ``draining``, ``queue_deadline``); ``measured`` and ``threshold`` are the numbers compared.
+    ``load_failed``, ``draining``, ``queue_deadline``); ``measured`` and ``threshold`` are the numbers compared.
     ``status`` is 400, 429 or 503. ``retry_after_s`` is ``None`` where retrying cannot help.
     """
 

@@ -26,13 +26,11 @@ class Expiries:
 
     def take_overdue(self, now_ns: int) -> list[str]:
         """Requests whose deadline has come, the earliest first; each is named once."""
-        if min(self._deadlines_ns.values(), default=now_ns + 1) > now_ns:
-            return []
-        overdue = [(at_ns, key) for key, at_ns in self._deadlines_ns.items() if at_ns <= now_ns]
-        overdue.sort(key=lambda entry: entry[0])
-        for _, request_id in overdue:
+        overdue = [key for key, at_ns in self._deadlines_ns.items() if at_ns <= now_ns]
+        overdue.sort(key=self._deadlines_ns.__getitem__)
+        for request_id in overdue:
             del self._deadlines_ns[request_id]
-        return [request_id for _, request_id in overdue]
+        return overdue
 
     def woken(self) -> None:
         """The wish was fulfilled."""

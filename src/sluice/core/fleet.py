@@ -194,7 +194,10 @@ class Fleet:
         replica, error = self._replicas[event.replica_id], event.error
         if replica.state not in (ReplicaState.STARTING, ReplicaState.READY):
             return []
-        replica.lose(error, self._restarts if self._drain_by_ns is None else None, now_ns)
+        if event.permanent:
+            replica.fail(error)
+        else:
+            replica.lose(error, self._restarts if self._drain_by_ns is None else None, now_ns)
         effects: list[FleetEffect] = []
         for accepted in list(replica.on_board.values()):
             replica.leave(accepted)

@@ -136,6 +136,12 @@ class FleetReplica:
         self.error = error
         self.report = None
 
+    def fail(self, error: str) -> None:
+        """It is gone for good: another start would end in the same way."""
+        self.move(ReplicaState.FAILED)
+        self.error = error
+        self.report = None
+
     def stay_down(self) -> None:
         """It is not started again."""
         if self.state in (ReplicaState.BACKOFF, ReplicaState.CRASH_LOOP):

@@ -64,19 +64,11 @@ class Holding(NamedTuple):
     private: int
     blocks: int
 
-    def private_after(self, tokens: int, block_size: int) -> int:
-        """Its private blocks once it has produced that many more tokens."""
-        return self.private + max(0, -(-(self.cells + tokens) // block_size) - self.blocks)
-
     def after(self, tokens: int, block_size: int) -> "Holding":
-        """The same sequence later."""
-        grown = self.private_after(tokens, block_size)
-        return Holding(
-            self.cells + tokens,
-            self.remaining - tokens,
-            grown,
-            self.blocks + grown - self.private,
-        )
+        """The same sequence once it has produced that many more tokens."""
+        cells, remaining = self.cells + tokens, self.remaining - tokens
+        growth = max(0, -(-cells // block_size) - self.blocks)
+        return Holding(cells, remaining, self.private + growth, self.blocks + growth)
 
 
 def peak_blocks(holdings: Seq[Holding], shared: int, block_size: int) -> int:
@@ -107,13 +99,11 @@ def steps_until_fit(
     holdings: Seq[Holding], candidate: Holding, shared: int, block_size: int, blocks: int
 ) -> int:
     """Steps after which enough of ``holdings`` have ended for the candidate to fit."""
-    endings = sorted({holding.remaining for holding in holdings})
-    low, high = 0, len(endings) - 1
-    while low < high:
-        middle = (low + high) // 2
-        left = later(holdings, endings[middle], block_size)
-        if peak_blocks([*left, candidate], shared, block_size) <= blocks:
-            high = middle
-        else:
-            low = middle + 1
-    return endings[low] if endings else 0
+
+    def fits(steps: int) -> bool:
+        left = later(holdings, steps, block_size)
+        return peak_blocks([*left, candidate], shared, block_size) <= blocks
+
+    endings = sorted({0, *(holding.remaining for holding in holdings)})
+    last = len(endings) - 1
+    return endings[bisect_left(endings, True, min(1, last), last, key=fits)]

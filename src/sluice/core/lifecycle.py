@@ -30,6 +30,7 @@ class ReplicaState(StrEnum):
     READY = "ready"
     BACKOFF = "backoff"  # was lost; waits for its next start
     CRASH_LOOP = "crash_loop"  # was lost too often of late; starts are rare
+    FAILED = "failed"  # another start would fail in the same way
 
 
 S = SequenceState
@@ -45,10 +46,11 @@ SEQUENCE_MOVES: Mapping[SequenceState, tuple[SequenceState, ...]] = {
 
 REPLICA_MOVES: Mapping[ReplicaState, tuple[ReplicaState, ...]] = {
     R.STOPPED: (R.STARTING,),
-    R.STARTING: (R.READY, R.BACKOFF, R.CRASH_LOOP, R.STOPPED),
-    R.READY: (R.BACKOFF, R.CRASH_LOOP, R.STOPPED),
+    R.STARTING: (R.READY, R.BACKOFF, R.CRASH_LOOP, R.FAILED, R.STOPPED),
+    R.READY: (R.BACKOFF, R.CRASH_LOOP, R.FAILED, R.STOPPED),
     R.BACKOFF: (R.STARTING, R.STOPPED),
     R.CRASH_LOOP: (R.STARTING, R.STOPPED),
+    R.FAILED: (),
 }
 
 State = TypeVar("State", SequenceState, ReplicaState)

@@ -19,9 +19,7 @@ Order = tuple[int, int, int]
 
 TTFT_NS_DEFAULT = 1_000_000_000  # lets requests without a target be ordered among those with one
 SLACK_NS_DEFAULT = 60_000_000_000  # slack of a sequence that has no due time
-WORK_WEIGHT = (
-    1  # nanoseconds of later due time per nanosecond of work: 0 is EDF, large is shortest first
-)
+WORK_WEIGHT = 1  # ns of later due time per ns of work: 0 is EDF, large is shortest first
 RESERVE_DIVISOR = 50  # 2 % of the pool is kept against lengths that were predicted too short
 PREEMPTIONS_MAX = 2  # after these a sequence is resident only with all it can ever need reserved
 PASSED_MAX = 64  # sequences that may go ahead of one that does not fit

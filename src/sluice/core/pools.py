@@ -122,7 +122,7 @@ class Pool:
 
     def may_serve_soon(self) -> bool:
         """Whether a replica serves or is about to."""
-        hopeless = (ReplicaState.CRASH_LOOP, ReplicaState.STOPPED)
+        hopeless = (ReplicaState.CRASH_LOOP, ReplicaState.FAILED, ReplicaState.STOPPED)
         return any(replica.state not in hopeless for replica in self.replicas)
 
     def places(self) -> int:
@@ -180,7 +180,9 @@ class Pool:
         return None
 
     def not_ready(self, now_ns: int) -> Refusal:
-        """The refusal of what no replica serves."""
+        """The refusal of what no replica serves; asking again is in vain where all failed."""
+        if all(replica.state is ReplicaState.FAILED for replica in self.replicas):
+            return Refusal(503, "load_failed", 0, 1)
         return Refusal(503, "not_ready", 0, 1, self.ready_in_ns(now_ns))
 
     def overdue(self, accepted: Accepted, now_ns: int) -> Refusal:

@@ -170,10 +170,10 @@ class Replica:
         self._running = None
         self._step_ns = event.duration_ns
         self.cost.observe(batch.load, event.duration_ns)
-        credited = batch.credit(event.sampled, self.roster.ledger, now_ns)
-        if credited.emitted:
-            effects.append(Emit(credited.emitted))
-        for sequence, reason in credited.complete:
+        emitted, complete = batch.credit(event.sampled, self.roster.ledger, now_ns)
+        if emitted:
+            effects.append(Emit(tuple(emitted)))
+        for sequence, reason in complete:
             self._end_sequence(sequence, reason, now_ns, effects)
         self._settle(now_ns, effects)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sluice.core.costmodel import CostModel
+from sluice.core.events import ReplicaLimits
 from sluice.core.kv import BlockLedger
 from sluice.core.lengths import OutputLengths
 from sluice.core.lifecycle import SequenceState
@@ -27,10 +28,8 @@ class BatchingPolicy(StrEnum):
 class BatchingLimits:
     """What one replica may hold and how it batches.
 
-    ``queue_places`` are places for sequences beyond ``sequences_max``. ``static_sequences`` and
-    ``static_wait_ns`` are for the static policy: a batch starts when so many wait, or the first of
-    them has waited so long. ``queue_wait_ns_max`` is how long a request may wait for its first
-    step.
+    ``static_sequences`` and ``static_wait_ns`` are for the static policy: a batch starts when so
+    many wait, or the first of them has waited so long.
     """
 
     context_tokens_max: int
@@ -39,17 +38,17 @@ class BatchingLimits:
     sequences_max: int = 32
     chunk_tokens_max: int = 256
     step_ns_max: int = 100_000_000
-    queue_places: int = 64
-    queue_wait_ns_max: int | None = 60_000_000_000
     policy: BatchingPolicy = BatchingPolicy.SLO
     static_sequences: int = 8
     static_wait_ns: int = 500_000_000
     prefix_cache: bool = True
 
     @property
-    def pool_tokens(self) -> int:
-        """Token cells of the KV pool."""
-        return self.blocks_total * self.block_size
+    def replica(self) -> ReplicaLimits:
+        """What the replica can hold, as the fleet knows it."""
+        return ReplicaLimits(
+            self.context_tokens_max, self.block_size, self.blocks_total, self.sequences_max
+        )
 
 
 class Roster:

@@ -6,6 +6,7 @@ happens to them is decided in ``core/batching.py`` and ``core/replica.py``.
 
 from dataclasses import dataclass, field
 
+from sluice.core.events import End
 from sluice.core.kv import BlockTable
 from sluice.core.lifecycle import SEQUENCE_MOVES, SequenceState, moved
 from sluice.core.request import EndReason, Phase, PhaseTimes, Request, SequenceId, Usage
@@ -70,6 +71,14 @@ class Sequence:
         """Tokens it may still generate."""
         return self.output_limit - self.produced
 
+    def begin_decode(self, now_ns: int) -> None:
+        """The token after its known ones came."""
+        self.move(SequenceState.DECODE)
+        if self.first_token_ns is None:
+            self.first_token_ns = now_ns
+        self.generation.prompt_computed = True
+        self.generation.clock.enter(Phase.DECODE, now_ns)
+
     def due_ns(self) -> int | None:
         """When its next token is due, ``None`` without a target.
 
@@ -108,28 +117,24 @@ class Generation:
         return sum(sequence.preemptions for sequence in self.sequences)
 
     def usage(self) -> Usage:
-        """Token counts so far."""
-        return Usage(
-            prompt_tokens=len(self.request.prompt),
-            cached_tokens=self.cached_tokens or 0,
-            completion_tokens=sum(sequence.produced for sequence in self.sequences),
-        )
+        """Token counts so far; nothing of the prompt counts before a choice became resident."""
+        if self.cached_tokens is None:
+            return Usage(0, 0, 0)
+        completion_tokens = sum(sequence.produced for sequence in self.sequences)
+        return Usage(len(self.request.prompt), self.cached_tokens, completion_tokens)
+
+    def ending(self, reason: EndReason, error: str, now_ns: int) -> End:
+        """Its one ending."""
+        usage, phases = self.usage(), self.clock.times(now_ns)
+        return End(self.request.id, reason, usage, phases, self.preemptions, error)
 
 
-def generation_of(
-    request: Request, submitted_ns: int, number: int, output_limit: int
-) -> Generation:
+def generation_of(request: Request, submitted_ns: int, number: int) -> Generation:
     """A request that begins to wait; its choices are numbered from ``number``."""
     generation = Generation(request, submitted_ns, PhaseClock(request.arrived_ns))
     generation.clock.enter(Phase.QUEUE, submitted_ns)
+    limit, ids = request.output_tokens_max, [SequenceId(request.id, n) for n in range(request.choices)]
     generation.sequences = tuple(
-        Sequence(
-            SequenceId(request.id, choice),
-            generation,
-            number + choice,
-            output_limit,
-            list(request.prompt),
-        )
-        for choice in range(request.choices)
+        Sequence(id, generation, number + id.choice, limit, list(request.prompt)) for id in ids
     )
     return generation

@@ -45,6 +45,28 @@ class StepError(Exception):
         self.blamed = blamed
 
 
+def check_plan(plan: Plan, limits: ReplicaLimits) -> None:
+    """Refuse what no executor can compute: rows without tokens, or over cells they do not own.
+
+    Raises ``StepError`` that blames the first such row's sequence. Whether a row's sequence is
+    open and its token ids are known is for the executor to say.
+    """
+    size, written = limits.block_size, set[int]()
+    for row in plan.rows:
+        blamed, blocks = (row.sequence,), row.blocks
+        cells = row.past_tokens + len(row.tokens)
+        if not row.tokens:
+            raise StepError("a row has no token", blamed)
+        if len(blocks) * size < cells:
+            raise StepError(f"{len(blocks)} blocks cannot hold {cells} tokens", blamed)
+        if min(blocks) < 0 or max(blocks) >= limits.blocks_total:
+            raise StepError(f"a block is outside the pool of {limits.blocks_total}", blamed)
+        own = blocks[row.past_tokens // size : -(-cells // size)]
+        if not written.isdisjoint(own):
+            raise StepError("two rows write to one block", blamed)
+        written.update(own)
+
+
 class StepExecutor(Protocol):
     """Computes plans over a KV pool of its own."""
 

@@ -278,12 +278,15 @@ def _scaled(logits: Logits, rows: list[int], states: Sequence[SequenceSampling])
 
     Overwrites ``logits`` where all its rows are wanted: a copy of that size costs more than the
     arithmetic. Shifting first keeps a very small temperature from overflowing. Rows without a
-    finite logit give not-a-number, which ``choose_tokens`` reports by the token that was chosen.
+    finite logit, or with one that is not a number, raise ``NoTokenLeft``.
     """
     picked: Any = logits if len(rows) == logits.shape[0] else logits[rows]
     temperatures = np.array([states[row].sampling.temperature for row in rows], np.float32)
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        scaled: Logits = np.subtract(picked, picked.max(axis=1, keepdims=True), out=picked)
+    greatest = picked.max(axis=1, keepdims=True)
+    if not np.isfinite(greatest).all():
+        raise NoTokenLeft(rows[int(np.flatnonzero(~np.isfinite(greatest))[0])])
+    with np.errstate(over="ignore"):
+        scaled: Logits = np.subtract(picked, greatest, out=picked)
         if (temperatures != 1).any():
             scaled /= np.maximum(temperatures, np.finfo(np.float32).tiny)[:, None]
     return scaled

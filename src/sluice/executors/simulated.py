@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from zlib import crc32
 
+from sluice.core.batch import Stretch
 from sluice.core.costmodel import Coefficients, Load
 from sluice.core.events import ReplicaLimits
-from sluice.core.replica import Stretch
 from sluice.core.request import SequenceId
 from sluice.core.sampling import Sampling
 from sluice.core.step import Plan, Row, Sampled
-from sluice.executors.base import Outcome, StepError, TokenMask
+from sluice.executors.base import Outcome, StepError, TokenMask, check_plan
 
 OutputTokens = Callable[[SequenceId], int | None]
 
@@ -77,15 +77,13 @@ class SimulatedExecutor:
 
     def run(self, plan: Plan) -> Outcome:
         """See ``StepExecutor``."""
+        check_plan(plan, self._limits)
         sampled = []
         for row in plan.rows:
-            cells = row.past_tokens + len(row.tokens)
-            if len(row.blocks) * self._limits.block_size < cells:
-                blocks = len(row.blocks)
-                raise StepError(f"{blocks} blocks cannot hold {cells} tokens", (row.sequence,))
             script = self._script(row)
             if row.sample:
-                sampled.append(Sampled(row.sequence, self._token(script, cells)))
+                position = row.past_tokens + len(row.tokens)
+                sampled.append(Sampled(row.sequence, self._token(script, position)))
         return Outcome(tuple(sampled), int(self._coefficients.predict_ns(load_of(plan))))
 
     def foresee(self, plan: Plan, steps: int) -> Stretch:

@@ -52,6 +52,20 @@ class OutputFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that was refused before it became a call.
+
+    ``model`` is empty where it names none that is served, ``client_id`` where the client gave none.
+    """
+
+    id: str
+    client_id: str
+    model: str
+    status: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One request of a client, checked for shape, not yet tokenised.
 

@@ -46,9 +46,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The model cannot be served by this process, and trying again cannot help."""
+    """The model cannot be served by this process.
+
+    ``permanent`` says that trying again cannot help.
+    """
 
     error: str
+    permanent: bool = True
 
 
 class Text(msgspec.Struct, frozen=True, tag=True, array_like=True):

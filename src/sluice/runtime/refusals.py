@@ -58,6 +58,11 @@ def _overload_message(reject: Reject, choices: int, model: str) -> str:
             )
         case "not_ready":
             return f"No replica of {model} is ready. Retry after the given time."
+        case "load_failed":
+            return (
+                f"{model} could not be loaded; the server's log says why. Sending the request "
+                "again cannot help before that is mended."
+            )
         case "draining":
             return "This server is shutting down. Send the request to another one."
         case _:

@@ -11,6 +11,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Protocol, assert_never, runtime_checkable
 
+from sluice.core.batch import Stretch
 from sluice.core.events import (
     Drained,
     Emit,
@@ -26,7 +27,7 @@ from sluice.core.events import (
     WakeAt,
     Woken,
 )
-from sluice.core.replica import Replica, Stretch
+from sluice.core.replica import Replica
 from sluice.core.request import Request, SequenceId
 from sluice.core.sampling import Sampling
 from sluice.core.step import Plan, Sampled, StopReason

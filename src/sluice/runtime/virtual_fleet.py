@@ -59,14 +59,12 @@ class Watcher(Protocol):
 class VirtualFleet:
     """Runs a fleet until nothing is left to happen.
 
-    ``models`` says which model each replica serves; ``make`` gives a fresh replica with its
-    executor whenever one starts, which takes ``load_ns``.
+    ``make`` gives a fresh replica with its executor whenever one starts, which takes ``load_ns``.
     """
 
     def __init__(
         self,
         fleet: Fleet,
-        models: dict[str, str],
         make: MakeReplica,
         *,
         load_ns: int = 0,
@@ -75,7 +73,6 @@ class VirtualFleet:
     ) -> None:
         self.driver = VirtualDriver(end_tokens=end_tokens, observe=self._observe)
         self._fleet = fleet
-        self._models = models
         self._make = make
         self._load_ns = load_ns
         self._watcher = watcher
@@ -138,7 +135,7 @@ class VirtualFleet:
         limits = executor.load()
         self.driver.add(replica_id, replica, executor)
         self._up.add(replica_id)
-        self._handle(ReplicaReady(replica_id, self._models[replica_id], limits))
+        self._handle(ReplicaReady(replica_id, limits))
 
     def _lose(self, replica_id: str) -> None:
         self._up.remove(replica_id)

@@ -13,14 +13,16 @@ from typing import Any
 
 from sluice.config.sections import ServerSection
 from sluice.core.errors import Overloaded, RequestError, SluiceError
+from sluice.runtime.generation import Refused
 from sluice.server import models
 from sluice.server.auth import Keys
 from sluice.server.chat import chat
 from sluice.server.completions import completions
 from sluice.server.exchange import ClientLeft, Ending, Exchange, Receive, Scope, Send
 from sluice.server.limits import Limits
+from sluice.server.paths import not_found
 from sluice.server.ports import Gateway
-from sluice.server.problems import Problem, method_refused, overdue, problem_of, unknown_path
+from sluice.server.problems import Problem, method_refused, overdue, problem_of
 from sluice.server.responses import responses
 from sluice.server.stamp import Stamp
 
@@ -51,6 +53,11 @@ ROUTES: Mapping[bytes, Route] = {
     b"/admin/replicas": Route("GET", models.replicas),
 }
 ONE_MODEL = Route("GET", models.one_model)
+
+
+def _served() -> Mapping[str, str]:
+    """The method of each served path."""
+    return {path.decode(): route.method for path, route in ROUTES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,7 @@ class App:
         if route is None and exchange.path.startswith(models.MODELS_PREFIX):
             route = ONE_MODEL
         if route is None:
-            await self._turn_away(exchange, unknown_path())
+            await self._turn_away(exchange, not_found(exchange.path, _served()))
             return
         allowed = "GET, HEAD, OPTIONS" if route.method == "GET" else f"{route.method}, OPTIONS"
         if exchange.method == "OPTIONS":
@@ -135,7 +142,7 @@ class App:
         elif exchange.method == route.method or (exchange.method, route.method) == ("HEAD", "GET"):
             await route.answer(exchange, self._gateway, self._stamp(exchange))
         else:
-            await self._turn_away(exchange, method_refused(allowed))
+            await self._turn_away(exchange, method_refused(route.method, allowed))
 
     def _stamp(self, exchange: Exchange) -> Stamp:
         sources = self._sources
@@ -144,7 +151,7 @@ class App:
         return Stamp(exchange.call_id, created_s, "", sources.version, fingerprints)
 
     async def _turn_away(self, exchange: Exchange, problem: Problem) -> None:
-        self._gateway.refused("", problem.code)
+        self._record(exchange, problem)
         await exchange.refuse(problem)
 
     async def _refuse(self, exchange: Exchange, error: SluiceError) -> None:
@@ -152,10 +159,16 @@ class App:
         if problem.status >= 500 and not isinstance(error, Overloaded):
             _log.warning("request %s: %s", exchange.request_id, type(error).__name__)
         if isinstance(error, RequestError) and not exchange.handed_over:
-            # Made-up names must not become metric labels.
-            known = any(card.id == exchange.model for card in self._gateway.models())
-            self._gateway.refused(exchange.model if known else "", problem.code)
+            self._record(exchange, problem)
         await exchange.refuse(problem)
+
+    def _record(self, exchange: Exchange, problem: Problem) -> None:
+        # Made-up names must not become metric labels.
+        known = any(card.id == exchange.model for card in self._gateway.models())
+        model = exchange.model if known else ""
+        self._gateway.refused(
+            Refused(exchange.call_id, exchange.client_id, model, problem.status, problem.code)
+        )
 
 
 async def _cut_short(exchange: Exchange) -> None:

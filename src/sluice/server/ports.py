@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from sluice.runtime.generation import Call, ModelCard, Piece, Readiness
+from sluice.runtime.generation import Call, ModelCard, Piece, Readiness, Refused
 
 
 class Generation(Protocol):
@@ -50,6 +50,6 @@ class Gateway(Protocol):
         """Prometheus exposition of all metrics, and its content type."""
         ...
 
-    def refused(self, model: str, code: str) -> None:
-        """Count a request that the server refused before it became a call."""
+    def refused(self, refused: Refused) -> None:
+        """Count and record a request that the server refused before it became a call."""
         ...

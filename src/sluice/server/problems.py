@@ -110,14 +110,14 @@ def problem_of(error: Exception) -> Problem:
     return Problem(status, _error_object(message, row.type, param, code), tuple(headers))
 
 
-def unknown_path() -> Problem:
-    """Nothing is served at the path asked for."""
-    return _routing_problem(404, "Nothing is served at this path; see /v1/models.", "not_found")
+def unknown_path(message: str) -> Problem:
+    """Nothing is served at the path asked for; ``message`` says what is there instead."""
+    return _routing_problem(404, message, "not_found")
 
 
-def method_refused(allowed: str) -> Problem:
-    """The path exists and the method does not."""
-    message = f"This path takes {allowed} only."
+def method_refused(method: str, allowed: str) -> Problem:
+    """The path exists and takes another ``method``; ``allowed`` is the whole Allow header."""
+    message = f"This path takes {method}."
     return _routing_problem(405, message, "method_not_allowed", (b"allow", allowed.encode()))
 
 

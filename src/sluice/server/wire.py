@@ -133,6 +133,8 @@ decode_responses = msgspec.json.Decoder(ResponsesRequest)
 
 def decode(decoder: msgspec.json.Decoder[Decoded], body: bytes) -> Decoded:
     """Decode a body. Raises ``InvalidRequest`` whose ``param`` names the field at fault."""
+    if not body.strip():
+        raise InvalidRequest("The body is empty; send JSON.", param="body")
     try:
         body.decode()
         return decoder.decode(body)

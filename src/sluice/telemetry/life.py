@@ -16,6 +16,7 @@ from sluice.telemetry.records import (
     RequestArrived,
     RequestDispatched,
     RequestEnded,
+    RequestRefused,
     RequestRejected,
     Score,
     Step,
@@ -98,7 +99,9 @@ class Life:
     """One request from arrival to ending, as far as the journal knows.
 
     ``arrived_wall_ns`` is Unix time. ``ending`` is ``None`` for a request that was refused, still
-    runs, or whose server crashed. ``earlier`` counts older requests with the same id.
+    runs, or whose server crashed. ``earlier`` counts older requests with the same id. One that is
+    ``early`` was refused before it was read to its end or tokenised: it has one decision, no
+    counts, and the time of its refusal for its arrival.
     """
 
     id: str
@@ -118,6 +121,7 @@ class Life:
     ttft_ns: int | None = None
     ending: Ending | None = None
     earlier: int = 0
+    early: bool = False
 
 
 def find_life(reader: JournalReader, name: str) -> Life | None:
@@ -131,13 +135,13 @@ def find_life(reader: JournalReader, name: str) -> Life | None:
     found = [
         entry
         for entry in reader.entries(containing=name.removeprefix(prefix))
-        if isinstance(entry.record, RequestArrived)
+        if isinstance(entry.record, RequestArrived | RequestRefused)
         and names & {entry.record.id, entry.record.client_id}
     ]
     if not found:
         return None
     latest = found[-1]
-    assert isinstance(latest.record, RequestArrived)
+    assert isinstance(latest.record, RequestArrived | RequestRefused)
     request_id = latest.record.id
     since_ns = latest.wall_ns - SEARCH_BACK_NS
     life = life_of(reader.entries(since_ns, containing=request_id), request_id)
@@ -156,6 +160,9 @@ def life_of(entries: Iterable[Entry], request_id: str) -> Life | None:
             if record.id == request_id:
                 arrived_ns = record.arrived_ns
                 life = _begin(entry, record, 0 if life is None else life.earlier + 1)
+        elif isinstance(record, RequestRefused):
+            if record.id == request_id:
+                life = _refused(entry, record, 0 if life is None else life.earlier + 1)
         elif life is not None:
             _add(life, entry, arrived_ns)
     return life
@@ -187,6 +194,25 @@ def _begin(entry: Entry, arrived: RequestArrived, earlier: int) -> Life:
         slo_class=arrived.slo_class,
         read_ns=read_ns,
         earlier=earlier,
+    )
+
+
+def _refused(entry: Entry, refused: RequestRefused, earlier: int) -> Life:
+    return Life(
+        id=refused.id,
+        client_id=refused.client_id,
+        model=refused.model,
+        arrived_wall_ns=entry.wall_ns,
+        prompt_tokens=0,
+        output_tokens_max=0,
+        choices=1,
+        tier=0,
+        tenant="",
+        slo_class="",
+        read_ns=0,
+        decisions=[Decision(0, status=refused.status, reason=refused.reason)],
+        earlier=earlier,
+        early=True,
     )
 
 

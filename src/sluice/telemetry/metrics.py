@@ -31,8 +31,8 @@ from sluice.telemetry.metric_table import VLLM_ALIASES, Metric, with_buckets
 OTHER = "other"
 
 REFUSAL_REASONS = frozenset({
-    "queue_full", "queue_deadline", "not_ready", "draining", "context_length_exceeded",
-    "too_many_choices", "invalid_request", "invalid_api_key", "permission_denied",
+    "queue_full", "queue_deadline", "not_ready", "load_failed", "draining",
+    "context_length_exceeded", "too_many_choices", "invalid_request", "invalid_api_key", "permission_denied",
     "model_not_found", "not_found", "method_not_allowed", "body_too_large", "body_too_slow",
     "headers_too_large", "engine_error", "replica_lost", "model_not_loaded", "internal_error",
 })  # fmt: skip

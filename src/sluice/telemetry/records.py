@@ -74,6 +74,19 @@ class RequestRejected(Record, frozen=True):
     retry_after_s: float | None = None
 
 
+class RequestRefused(Record, frozen=True):
+    """The request was refused before it was tokenised: a wrong parameter, no key, no such path.
+
+    Of many in one second only the first are recorded. ``model`` is empty where none was known.
+    """
+
+    id: str
+    status: int
+    reason: str
+    model: str = ""
+    client_id: str = ""
+
+
 class FirstToken(Record, frozen=True):
     """The first text of the request reached its stream, ``ttft_ns`` after its arrival."""
 
@@ -195,6 +208,7 @@ AnyRecord = (
     RequestArrived
     | RequestDispatched
     | RequestRejected
+    | RequestRefused
     | FirstToken
     | RequestEnded
     | RequestText

@@ -13,7 +13,7 @@ from sluice.core.events import ReplicaLimits
 from sluice.core.request import SequenceId
 from sluice.core.sampling import Sampling
 from sluice.core.step import Plan, Row, Sampled
-from sluice.executors.base import Outcome, StepError, TokenMask
+from sluice.executors.base import Outcome, StepError, TokenMask, check_plan
 
 VOCAB_SIZE = 1000
 STEP_NS = 10_000_000  # duration of a step where none is scripted
@@ -81,7 +81,10 @@ class FakeExecutor:
         failure = self._failures.get(len(self.plans))
         if failure is not None:
             raise failure
-        self._check(plan)
+        check_plan(plan, self.limits)
+        for row in plan.rows:
+            if row.sequence not in self.open:
+                raise StepError(f"sequence {row.sequence} is not open", (row.sequence,))
         for row in plan.rows:
             self._write(row)
         sampled = tuple(Sampled(row.sequence, self._token(row)) for row in plan.rows if row.sample)
@@ -90,23 +93,6 @@ class FakeExecutor:
     def close(self) -> None:
         """See ``StepExecutor``."""
         self.open = {}
-
-    def _check(self, plan: Plan) -> None:
-        written: set[int] = set()
-        for row in plan.rows:
-            blamed = (row.sequence,)
-            if row.sequence not in self.open:
-                raise StepError(f"sequence {row.sequence} is not open", blamed)
-            cells = row.past_tokens + len(row.tokens)
-            if not row.tokens or len(row.blocks) * self.limits.block_size < cells:
-                raise StepError(f"{len(row.blocks)} blocks cannot hold {cells} tokens", blamed)
-            if not all(0 <= block < self.limits.blocks_total for block in row.blocks):
-                raise StepError("a block is outside the pool", blamed)
-            first = row.past_tokens // self.limits.block_size
-            own = set(row.blocks[first : -(-cells // self.limits.block_size)])
-            if own & written:
-                raise StepError("two rows write to one block", blamed)
-            written |= own
 
     def _write(self, row: Row) -> None:
         size = self.limits.block_size

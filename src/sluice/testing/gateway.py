@@ -19,6 +19,7 @@ from sluice.runtime.generation import (
     ModelCard,
     Piece,
     Readiness,
+    Refused,
 )
 
 
@@ -60,7 +61,7 @@ class Recorded:
     calls: list[Call] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     left_before_admission: list[str] = field(default_factory=list)
-    refused: list[tuple[str, str]] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
 
 
@@ -134,9 +135,9 @@ class FakeGateway:
         """A constant exposition."""
         return b"sluice_fake 1\n", "text/plain; version=0.0.4; charset=utf-8"
 
-    def refused(self, model: str, code: str) -> None:
+    def refused(self, refused: Refused) -> None:
         """Record a refusal by the server."""
-        self.recorded.refused.append((model, code))
+        self.recorded.refused.append(refused)
 
     async def _wait(self, step: Pause | Hold | Exception) -> None:
         match step:

@@ -38,9 +38,7 @@ REPLICA_ID = "replica"
 
 def executor_limits(limits: BatchingLimits) -> ReplicaLimits:
     """What an executor that serves these limits reports."""
-    return ReplicaLimits(
-        limits.context_tokens_max, limits.block_size, limits.blocks_total, limits.sequences_max
-    )
+    return limits.replica
 
 
 class ReplicaRun:

@@ -111,8 +111,6 @@ def batching_limits(section: ModelSection, limits: ReplicaLimits) -> BatchingLim
         sequences_max=limits.sequences_max,
         chunk_tokens_max=section.prefill_chunk_tokens_max,
         step_ns_max=int(section.step_s_max * 1e9),
-        queue_places=section.queue_requests_max,
-        queue_wait_ns_max=None,  # the fleet times the wait, which begins before a replica is chosen
         policy=BatchingPolicy(section.policy),
         static_sequences=section.static_batch,
         prefix_cache=section.prefix_cache,

@@ -1,0 +1,39 @@
+"""What the operator reads when everything is loaded."""
+
+from dataclasses import replace
+
+from sluice.cli.welcome import welcome
+from sluice.core.events import ReplicaLimits
+from sluice.core.fleet_replica import FleetReplica
+from sluice.core.pools import PoolView
+
+LIMITS = ReplicaLimits(8192, 32, 1024, 32, block_bytes=1 << 20)
+
+
+def pool(limits: ReplicaLimits | None, replicas: int = 1) -> PoolView:
+    views = tuple(FleetReplica(f"tiny-{n}", "tiny").view(0) for n in range(replicas))
+    return PoolView("tiny", 0, 0, 0, 0, limits, views)
+
+
+def test_sizes_and_counts_are_told_in_words():
+    text = welcome([pool(LIMITS)], "http://127.0.0.1:8000", needs_key=False)
+    assert text.startswith(
+        "tiny: context 8,192 tokens, KV pool 32,768 tokens (1.0 GiB), 32 sequences at once, "
+        "1 replica\n"
+    )
+    assert "note:" not in text
+    assert "curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type" in text
+
+
+def test_several_replicas_and_a_key():
+    small = replace(LIMITS, block_bytes=1 << 16)
+    text = welcome([pool(small, replicas=2)], "http://127.0.0.1:8000", needs_key=True)
+    assert "(64 MiB)" in text
+    assert "2 replicas\n" in text
+    assert "Authorization: Bearer $KEY" in text
+
+
+def test_a_pool_smaller_than_the_context_is_noted_with_what_a_request_can_have():
+    text = welcome([pool(replace(LIMITS, blocks_total=64))], "http://[::1]:1", needs_key=False)
+    assert "note: tiny:" in text
+    assert "at most 2,048 tokens" in text
