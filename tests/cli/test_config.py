@@ -5,6 +5,7 @@ import tomllib
 
 import pytest
 
+from sluice.catalog.models import DEFAULT_MODEL
 from sluice.cli.main import run
 
 
@@ -59,7 +60,34 @@ def test_explain_shows_values_and_origins_and_no_secret(monkeypatch, capsys):
 def test_explain_as_json_lists_key_value_origin(capsys):
     assert run(["config", "explain", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
-    assert {"key": "journal.keep", "value": '"24h"', "origin": "default"} in entries
+    keep = {"key": "journal.keep", "value": "24h", "origin": "default", "settable": True}
+    assert keep in entries
+    values = {entry["key"]: entry["value"] for entry in entries}
+    assert values["server.cors_origins"] == []
+    assert values["server.metrics_open"] is True
+
+
+def test_explain_without_models_shows_the_one_that_is_served(capsys):
+    assert run(["config", "explain"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(f"models.{DEFAULT_MODEL}.sequences_max = 32 ") for line in shown)
+    assert any(line.startswith("# server.api_key_digests: 0 given") for line in shown)
+
+
+def test_d15_a_missing_file_is_bad_input_for_every_command(tmp_path, capsys):
+    missing = str(tmp_path / "none.toml")
+    for command in (["config", "check"], ["config", "explain"], ["models", "list"], ["serve"]):
+        assert run([*command, "-c", missing]) == 2
+        assert capsys.readouterr().err.startswith(f"sluice: {missing}: cannot be read")
+
+
+def test_a_failure_with_json_is_one_document_with_the_problems(wrong, capsys):
+    assert run(["config", "explain", "--json", "-c", wrong]) == 2
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert "2 problems" in document["error"]
+    assert len(document["problems"]) == 2
+    assert captured.err.startswith("sluice: 2 problems")
 
 
 def test_default_prints_toml(capsys):

@@ -1,5 +1,6 @@
 """The command line as a whole: help, exit codes, errors in words."""
 
+import json
 import subprocess
 import sys
 
@@ -70,6 +71,44 @@ def test_errors_end_in_their_code_and_their_words(monkeypatch, capsys, error, co
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     assert run([]) == code
     assert capsys.readouterr().err == words
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--port=80", "--listen HOST:PORT"),
+        ("--host=::", "--listen HOST:PORT"),
+        ("--model=x", "sluice serve MODEL"),
+        ("--served-model-name=x", "--set models.NAME.source=MODEL"),
+        ("--max-model-len=9", "--set models.NAME.context_tokens_max="),
+        ("--api-key=sk-secret", "server.api_key_file="),
+    ],
+)
+def test_options_of_other_servers_are_told_what_to_use_instead(option, words, capsys):
+    assert run(["serve", option]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"sluice: there is no {option.partition('=')[0]}; ")
+    assert words in told
+    assert "secret" not in told
+
+
+def test_every_command_gives_examples_of_itself():
+    def leaves(path, command):
+        yield path, command
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from leaves(f"{path} {name}", inner)
+
+    for name in COMMANDS:
+        command = root.get_command(click.Context(root), name)
+        for path, found in leaves(f"sluice {name}", command):
+            assert f"  {path}" in (found.epilog or ""), path
+
+
+def test_with_json_a_failure_is_one_document_on_standard_output(capsys):
+    assert run(["models", "list", "--json", "--nope"]) == 2
+    captured = capsys.readouterr()
+    assert "--nope" in json.loads(captured.out)["error"]
+    assert captured.err.startswith("sluice: No such option")
 
 
 def test_every_command_has_a_module_with_help():

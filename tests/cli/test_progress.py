@@ -20,9 +20,13 @@ def test_each_thing_is_one_line_that_ends_with_done_and_time(capsys):
 
 
 def test_what_failed_is_not_told_as_done(capsys):
-    with pytest.raises(RuntimeError), PreparationProgress() as progress:
-        progress.update("fetching tiny", 0, None)
-        raise RuntimeError
+    def fail() -> None:
+        with PreparationProgress() as progress:
+            progress.update("fetching tiny", 0, None)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert "fetching tiny ... failed" in capsys.readouterr().err
 
 

@@ -1,12 +1,16 @@
 """``sluice trace``: a life as a waterfall and as JSON, and what an unknown id gets."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from sluice.cli.main import run
-from sluice.telemetry.journal import Clocks, JournalLimits, JournalWriter
+from sluice.cli.trace import show
+from sluice.telemetry.journal import Clocks, JournalLimits, JournalReader, JournalWriter
+from sluice.telemetry.life import find_life
 from sluice.telemetry.records import (
     AnyRecord,
     Chunk,
@@ -14,6 +18,7 @@ from sluice.telemetry.records import (
     RequestArrived,
     RequestDispatched,
     RequestEnded,
+    RequestRefused,
     RequestRejected,
     Score,
     Step,
@@ -66,14 +71,13 @@ def test_the_waterfall_names_every_phase_decision_and_step(
     for words in (
         "req-1  m",
         "12 prompt tokens, at most 20 more",
-        "dispatched to m-0 (attempt 1); scores, lowest wins: m-0 12",
+        "dispatched to m-0; scores, lowest wins: m-0 12",
         "m-1 99 (30 uncached tokens, 3 places, KV short)",
         "queue",
         "prefill",
         "57.7 %",
         "prompt 0–12",
-        "3 tokens in 3 steps",
-        "1 rows, 0 prompt tokens",
+        "3 tokens",
         "failed: [bold]no cells",
         "first token after 31.0 ms; ended with failed after 71.0 ms",
         "12 prompt tokens (0 cached), 4 generated",
@@ -93,6 +97,52 @@ def test_bars_of_the_waterfall_follow_one_another(
     assert list(spans) == ["queue", "prefill", "decode"]
     assert spans["queue"][1] == spans["prefill"][0]
     assert spans["prefill"][1] == spans["decode"][0]
+
+
+@pytest.mark.parametrize("width", [80, 110])
+def test_no_line_is_wider_than_the_terminal_and_no_row_is_split(tmp_path: Path, width: int) -> None:
+    long = (*(((f"x{n}", 0)) for n in range(31)), ("req-1", 0))
+    write(
+        tmp_path,
+        RequestArrived(2 * MS, "req-1", "m", 0, 8192, 2000),
+        RequestDispatched(3 * MS, "req-1", "m-0", 2),
+        Step(
+            1030 * MS, "m-0", 1, 900 * MS, 987 * MS, blocks_free=12345, decode=long[:-1],
+            prefill=(Chunk("req-1", 0, 256, 7936), Chunk("y", 0, 1000, 0)),
+        ),
+        *(Step((1030 + i) * MS, "m-0", i, MS, MS, decode=long) for i in range(2, 1800)),
+        RequestEnded(
+            3000 * MS, "req-1", "m", "stop", 0, "m-0", 2, 8192, 0, 1798,
+            admission_ns=MS // 10, queue_ns=30 * MS, prefill_ns=1000 * MS, decode_ns=1970 * MS,
+        ),
+    )  # fmt: skip
+    life = find_life(JournalReader(tmp_path), "req-1")
+    assert life is not None
+    console = Console(width=width, record=True, file=io.StringIO())
+    show(life, console)
+    lines = console.export_text().splitlines()
+    assert max(len(line) for line in lines) <= width
+    text = "\n".join(lines)
+    assert "dispatched to m-0 (attempt 2)" in text
+    (row,) = [line for line in lines if line.startswith("prompt 7,936–8,192")]
+    assert row.split()[-1] == "12,345"
+    (row,) = [line for line in lines if line.startswith("1,798 tokens")]
+    assert row.split()[-1] == "0"
+    (admission,) = [line for line in lines if line.startswith("admission")]
+    assert admission.rstrip().endswith("0.0 %")
+    (queue,) = [line for line in lines if line.startswith("queue")]
+    assert "█" not in queue or "1.0 %" in queue
+
+
+def test_a_request_refused_before_it_became_a_call_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, RequestRefused(5 * MS, "id-9", 400, "invalid_request", "m", "mine"))
+    for name in ("mine", "id-9"):
+        assert trace(tmp_path, name) == 0
+        out = capsys.readouterr().out
+        assert "mine (id-9)  m" in out
+        assert "refused with 400 invalid_request\n" in out
 
 
 def test_a_refusal_is_told_with_its_numbers(

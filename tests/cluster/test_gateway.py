@@ -5,7 +5,13 @@ import asyncio
 import pytest
 
 from sluice.cluster.served import ServedModel
-from sluice.core.errors import InternalError, InvalidRequest, ModelLoadError, ModelNotFound, Overloaded
+from sluice.core.errors import (
+    InternalError,
+    InvalidRequest,
+    ModelLoadError,
+    ModelNotFound,
+    Overloaded,
+)
 from sluice.core.request import EndReason
 from sluice.core.roster import BatchingLimits
 from sluice.runtime.generation import Call, ChoiceEnded, Delta, Fault

@@ -96,6 +96,7 @@ def test_a_replica_that_hangs_is_found_and_replaced(start):
 @pytest.mark.parametrize("moment", ["loads", "serves"])
 def test_replicas_leave_by_themselves_when_their_gateway_is_killed(start, moment):
     server = start()
+    stream = None
     if moment == "loads":
         eventually(server.replica_pids, 60)
     else:
@@ -106,6 +107,8 @@ def test_replicas_leave_by_themselves_when_their_gateway_is_killed(start, moment
     assert replicas
     server.process.kill()
     server.process.wait(20)
+    if stream is not None:
+        stream.leave()
     # One that loads finds out when it wants to say that it is ready.
     eventually(lambda: not any(psutil.pid_exists(pid) for pid in replicas), 60, every_s=0.1)
     assert "Traceback" not in server.output

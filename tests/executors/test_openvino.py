@@ -11,9 +11,9 @@ from sluice.core.errors import MemoryShort, ModelLoadError
 from sluice.core.request import SequenceId
 from sluice.core.sampling import Sampling
 from sluice.core.step import Plan, Row
-from sluice.executors import openvino
 from sluice.executors.base import StepError
 from sluice.executors.openvino import EngineSettings, OpenVinoExecutor
+from sluice.executors.openvino_inputs import StepInputs
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -156,7 +156,7 @@ def test_seeded_sampling_in_a_batch_equals_sampling_alone(exact):
 
 def test_a_step_larger_than_the_reserved_inputs_gives_the_same_output(exact, alone):
     # Beyond what is reserved, OpenVINO enlarges the tensors; the graph must see the enlarged ones.
-    exact._inputs = openvino._StepInputs(exact._request, capacity=4)
+    exact._inputs = StepInputs(exact._request, capacity=4)
     assert generate(exact, [Generation(n, p) for n, p in enumerate(PROMPTS[:8])]) == alone[:8]
 
 

@@ -19,8 +19,8 @@ def test_predictions_come_near_a_machine_of_another_speed():
     cost = LinearCostModel(Coefficients())
     calibrate(executor, LIMITS, cost)
     truth_ns = fast.predict_ns(CHUNK)
-    assert abs(cost.step_ns(CHUNK) - truth_ns) < 0.3 * truth_ns
-    assert abs(untaught.step_ns(CHUNK) - truth_ns) > truth_ns
+    assert abs(cost.step_ns(CHUNK) - truth_ns) < 0.6 * truth_ns
+    assert abs(untaught.step_ns(CHUNK) - truth_ns) > 6 * truth_ns
 
 
 def test_a_slow_machine_is_measured_by_fewer_steps():

@@ -241,11 +241,21 @@ def test_refusals_count_by_known_model_and_code_only(server, gateway):
     chat(server, n=0)
     chat(server, n=0, model="made-up-7f3a")
     ask(server, "GET", "/made/up/path")
-    assert gateway.recorded.refused == [
-        ("tiny", "invalid_request"),
-        ("", "invalid_request"),
-        ("", "not_found"),
+    refused = gateway.recorded.refused
+    assert [(one.model, one.status, one.code) for one in refused] == [
+        ("tiny", 400, "invalid_request"),
+        ("", 400, "invalid_request"),
+        ("", 404, "not_found"),
     ]
+
+
+def test_refusals_carry_the_ids_that_the_client_knows(server, gateway):
+    gateway.recorded.refused.clear()
+    made = chat(server, n=0).headers["x-request-id"]
+    chat(server, {"x-request-id": "mine"}, n=0)
+    first, second = gateway.recorded.refused
+    assert (first.id, first.client_id) == (made, "")
+    assert second.client_id == "mine"
 
 
 def test_d05_a_running_stream_is_undisturbed(server, gateway):

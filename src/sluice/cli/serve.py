@@ -79,7 +79,8 @@ def command(
     MODEL is a catalogue name, the path of a GGUF file or of a folder with OpenVINO IR, or
     hf:ORG/REPO/FILE.gguf. With neither MODEL nor models in the settings, the catalogue's default
     model is served. Clients ask for a file or folder by its name without .gguf, in lower case and
-    with '-' for each run of other characters than letters, digits, '_' and '-'. Ctrl-C lets running requests finish; a second one ends them.
+    with '-' for each run of other characters than letters, digits, '_' and '-'. Ctrl-C lets running
+    requests finish; a second one ends them.
     """
     given = list(overrides)
     if listen is not None:

@@ -24,6 +24,8 @@ from sluice.telemetry.journal import JournalReader
 from sluice.telemetry.life import Decision, Life, StepShare, find_life, nearest_ids
 
 _BAR_WIDTH = 40
+# What stands before a bar: the longest phase, two times, a share, and the gaps between them.
+_BAR_BESIDE = 42
 _PIPE_WIDTH = 160
 _STYLES = {
     "retrieval": "magenta",
@@ -33,6 +35,11 @@ _STYLES = {
     "decode": "green",
     "preempted": "red",
 }
+
+_STEPS_CAPTION = (
+    "rows and prompt: tokens of other requests computed in the same steps; time: the median step; "
+    "planned: its predicted time; free: KV blocks afterwards"
+)
 
 _EXAMPLES = """\b
 Examples:
@@ -97,21 +104,24 @@ def show(life: Life, console: Console) -> None:
     """Print a life as a waterfall with the facts behind it."""
     arrived = datetime.fromtimestamp(life.arrived_wall_ns / 1e9, tz=UTC)
     names = f"{life.client_id} ({life.id})" if life.client_id else life.id
-    console.print(Text(f"{names}  {life.model}", style="bold"))
-    console.print(Text(f"arrived {arrived.isoformat(timespec='milliseconds')}; {_asked(life)}"))
+    console.print(Text(f"{names}  {life.model}".rstrip(), style="bold"))
+    asked = "refused before it became a call" if life.early else _asked(life)
+    console.print(Text(f"arrived {arrived.isoformat(timespec='milliseconds')}; {asked}"))
     if life.earlier:
         console.print(Text(f"{life.earlier} earlier requests with this id are in the journal"))
     for decision in life.decisions:
         console.print(Text(_decided(decision)))
     if life.phases:
-        console.print(_waterfall(life))
+        console.print(_waterfall(life, min(_BAR_WIDTH, console.width - _BAR_BESIDE)))
     if life.steps:
         console.print(_steps(life.steps))
-    console.print(Text(_ended(life)))
+        console.print(Text(_STEPS_CAPTION))
+    if not life.early:
+        console.print(Text(_ended(life)))
 
 
 def _asked(life: Life) -> str:
-    parts = [f"{life.prompt_tokens} prompt tokens, at most {life.output_tokens_max} more"]
+    parts = [f"{life.prompt_tokens:,} prompt tokens, at most {life.output_tokens_max:,} more"]
     if life.choices > 1:
         parts.append(f"{life.choices} choices")
     if life.tenant:
@@ -128,43 +138,55 @@ def _decided(decision: Decision) -> str:
     if decision.reason:
         retry = decision.retry_after_s
         again = "" if retry is None else f"; retry after {retry:.1f} s"
-        return (
-            f"{at} refused with {decision.status} {decision.reason}: measured "
-            f"{decision.measured:g}, limit {decision.threshold:g}{again}"
-        )
-    text = f"{at} dispatched to {decision.replica} (attempt {decision.attempt})"
+        numbers = ""
+        if decision.measured or decision.threshold:
+            numbers = f": measured {_number(decision.measured)}, limit "
+            numbers += _number(decision.threshold)
+        return f"{at} refused with {decision.status} {decision.reason}{numbers}{again}"
+    again = f" (attempt {decision.attempt})" if decision.attempt > 1 else ""
+    text = f"{at} dispatched to {decision.replica}{again}"
     scores = [
-        f"{score.replica} {score.score:g} ({score.uncached_tokens} uncached tokens, "
+        f"{score.replica} {_number(score.score)} ({score.uncached_tokens:,} uncached tokens, "
         f"{score.places} places{'' if score.kv_fits else ', KV short'})"
         for score in decision.scores
     ]
     return f"{text}; scores, lowest wins: {', '.join(scores)}" if len(scores) > 1 else text
 
 
-def _waterfall(life: Life) -> Table:
+def _waterfall(life: Life, width: int) -> Table:
+    """A row for each phase, with a bar of at most ``width`` characters over all of them."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("phase")
-    table.add_column("start", justify="right")
-    table.add_column("time", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("")
+    table.add_column("phase", no_wrap=True)
+    for title in ("start", "time", "share"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     whole_ns = max(1, sum(span.duration_ns for span in life.phases))
     for span in life.phases:
-        before = round(span.start_ns / whole_ns * _BAR_WIDTH)
-        until = round((span.start_ns + span.duration_ns) / whole_ns * _BAR_WIDTH)
-        bar = Text(" " * before + "█" * max(1, until - before), style=_STYLES[span.phase])
+        before = round(span.start_ns / whole_ns * width)
+        until = round((span.start_ns + span.duration_ns) / whole_ns * width)
         share = f"{100 * span.duration_ns / whole_ns:.1f} %"
+        thin = "" if share == "0.0 %" else "▏"
+        bar = Text(" " * before + ("█" * (until - before) or thin), style=_STYLES[span.phase])
         table.add_row(span.phase, _time(span.start_ns), _time(span.duration_ns), share, bar)
     return table
 
 
 def _steps(steps: Sequence[StepShare]) -> Table:
-    """A row for each prefill chunk and each stretch of decode steps between them."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("at", "replica", "computed", "beside it", "step time", "predicted", "free"):
-        table.add_column(title, justify="left" if title in ("replica", "computed") else "right")
+    """A row for each prefill chunk and each stretch of decode steps between them.
+
+    Replicas are named where there were several. Fits into 80 columns where there was one.
+    """
+    several = len({share.replica for share in steps}) > 1
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    if several:
+        table.add_column("replica")
+    table.add_column("computed")
+    for title in ("at", "steps", "rows", "prompt", "time", "at most", "planned", "free"):
+        table.add_column(title, justify="right", no_wrap=True)
     for stretch in _stretches(steps):
-        table.add_row(*(Text(cell) for cell in _stretch_row(stretch)))
+        cells = _stretch_row(stretch)
+        named = (stretch[0].replica, *cells) if several else cells
+        table.add_row(*(Text(cell) for cell in named))
     return table
 
 
@@ -194,25 +216,31 @@ def _stretch_row(stretch: Sequence[StepShare]) -> tuple[str, ...]:
     if first.error:
         computed = f"failed: {first.error}"
     elif first.prefill_tokens:
-        computed = f"prompt {first.past_tokens}–{first.past_tokens + first.prefill_tokens}"
+        computed = f"prompt {first.past_tokens:,}–{first.past_tokens + first.prefill_tokens:,}"
     else:
         rows = sum(share.decode_rows for share in stretch)
-        computed = f"{rows} tokens in {len(stretch)} steps"
-    median = _time(round(statistics.median(times)))
+        computed = f"{rows:,} tokens"
     return (
-        _time(first.at_ns),
-        first.replica,
         computed,
-        f"{_range(beside_rows)} rows, {_range(beside_tokens)} prompt tokens",
-        median if len(stretch) == 1 else f"{median}, at most {_time(max(times))}",
+        _time(first.at_ns),
+        f"{len(stretch):,}",
+        _range(beside_rows),
+        _range(beside_tokens),
+        _time(round(statistics.median(times))),
+        _time(max(times)),
         _time(round(statistics.median(share.predicted_ns for share in stretch))),
-        f"{last.blocks_free} blocks",
+        f"{last.blocks_free:,}",
     )
 
 
 def _range(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
-    return f"{low}" if low == high else f"{low}–{high}"
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
+
+
+def _number(value: float) -> str:
+    """A measured number: whole ones in full, others to six digits."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.6g}"
 
 
 def _ended(life: Life) -> str:
@@ -227,11 +255,11 @@ def _ended(life: Life) -> str:
             if refused
             else f"{first}; the journal has no ending: it still runs, or was cut off"
         )
-    counts = f"{ending.prompt_tokens} prompt tokens ({ending.cached_tokens} cached)"
+    counts = f"{ending.prompt_tokens:,} prompt tokens ({ending.cached_tokens:,} cached)"
     parts = [
         first,
         f"ended with {ending.reason} after {_time(ending.at_ns)}",
-        f"{counts}, {ending.completion_tokens} generated",
+        f"{counts}, {ending.completion_tokens:,} generated",
     ]
     if ending.tpot_ns is not None:
         parts.append(f"{_time(ending.tpot_ns)} per token")

@@ -254,8 +254,9 @@ class Reject:
     """Refuse the request, in the words a client can act on.
 
     ``reason`` is a short code (``queue_full``, ``context_length_exceeded``, ``not_ready``,
-    ``load_failed``, ``draining``, ``queue_deadline``); ``measured`` and ``threshold`` are the numbers compared.
-    ``status`` is 400, 429 or 503. ``retry_after_s`` is ``None`` where retrying cannot help.
+    ``load_failed``, ``draining``, ``queue_deadline``); ``measured`` and ``threshold`` are the
+    numbers compared. ``status`` is 400, 429 or 503. ``retry_after_s`` is ``None`` where retrying
+    cannot help.
     """
 
     request_id: str

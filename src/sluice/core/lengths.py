@@ -56,34 +56,42 @@ class Holding(NamedTuple):
     """One sequence's blocks, for looking ahead.
 
     Its cells after ``t`` further tokens are ``cells + t``; ``private`` blocks come back when it
-    ends and ``blocks`` is the length of its whole table.
+    ends and ``blocks`` is the length of its whole table. While it is ``prefilling`` nobody knows
+    when it begins to decode, so at any later time it may be there still, however short it is.
     """
 
     cells: int
     remaining: int
     private: int
     blocks: int
+    prefilling: bool = False
 
     def after(self, tokens: int, block_size: int) -> "Holding":
-        """The same sequence once it has produced that many more tokens."""
+        """The same sequence once it has produced that many more tokens, or all it will."""
+        tokens = min(tokens, self.remaining)
         cells, remaining = self.cells + tokens, self.remaining - tokens
-        growth = max(0, -(-cells // block_size) - self.blocks)
-        return Holding(cells, remaining, self.private + growth, self.blocks + growth)
+        grown = max(0, -(-cells // block_size) - self.blocks)
+        return Holding(cells, remaining, self.private + grown, self.blocks + grown, self.prefilling)
 
 
 def peak_blocks(holdings: Seq[Holding], shared: int, block_size: int) -> int:
-    """Most blocks in use at once if each sequence runs for its remaining tokens, one per step.
+    """Most blocks in use at once if each sequence decodes its remaining tokens, one per step.
 
     Use grows between endings, so it peaks at one of them: with the sequences sorted by remaining
     length, longest first, the i-th ending happens when the first i are all still there (the formula
-    of LightLLM's router, in blocks). ``shared`` blocks are counted as held throughout.
+    of LightLLM's router, in blocks). What is prefilling may lag behind by any number of steps:
+    it counts at every ending, as long as it can be by then. ``shared`` blocks are counted as held
+    throughout.
     """
     ordered = sorted(holdings, key=lambda holding: -holding.remaining)
+    lagging = sum(h.after(h.remaining, block_size).private for h in ordered if h.prefilling)
     peak = 0
     for count, last in enumerate(ordered, 1):
         steps = last.remaining
-        held = 0
-        for cells, _, private, blocks in ordered[:count]:
+        if last.prefilling:
+            lagging -= last.after(steps, block_size).private
+        held = lagging
+        for cells, _, private, blocks, _ in ordered[:count]:
             growth = -(-(cells + steps) // block_size) - blocks
             held += private + growth if growth > 0 else private
         peak = max(peak, held)
@@ -91,8 +99,9 @@ def peak_blocks(holdings: Seq[Holding], shared: int, block_size: int) -> int:
 
 
 def later(holdings: Seq[Holding], steps: int, block_size: int) -> list[Holding]:
-    """The sequences that are left after that many steps."""
-    return [holding.after(steps, block_size) for holding in holdings if holding.remaining > steps]
+    """The sequences that may be left after that many steps."""
+    left = [holding for holding in holdings if holding.remaining > steps or holding.prefilling]
+    return [holding.after(steps, block_size) for holding in left]
 
 
 def steps_until_fit(
@@ -104,6 +113,7 @@ def steps_until_fit(
         left = later(holdings, steps, block_size)
         return peak_blocks([*left, candidate], shared, block_size) <= blocks
 
-    endings = sorted({0, *(holding.remaining for holding in holdings)})
-    last = len(endings) - 1
-    return endings[bisect_left(endings, True, min(1, last), last, key=fits)]
+    endings = sorted({holding.remaining for holding in holdings})
+    if not endings:
+        return 0
+    return endings[bisect_left(endings, True, hi=len(endings) - 1, key=fits)]

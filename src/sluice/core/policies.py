@@ -12,6 +12,7 @@ from typing import Protocol
 
 from sluice.core.costmodel import Load
 from sluice.core.lengths import Holding, later, peak_blocks, steps_until_fit
+from sluice.core.lifecycle import SequenceState
 from sluice.core.roster import BatchingPolicy, Roster
 from sluice.core.sequence import Sequence
 
@@ -168,8 +169,11 @@ class SloPolicy:
     def reserve(self, head: Sequence, roster: Roster) -> Reservation | None:
         if head.passed >= PASSED_MAX:
             return None
-        own = holding(head, roster)
-        held = [holding(sequence, roster) for sequence in roster.residents]
+        # When it will fit is an estimate: prompts are taken to be computed at once.
+        own, *held = (
+            holding(sequence, roster)._replace(prefilling=False)
+            for sequence in (head, *roster.residents)
+        )
         ledger = roster.ledger
         steps = steps_until_fit(held, own, ledger.shared, ledger.block_size, ledger.blocks_total)
         return Reservation(own, steps)
@@ -201,6 +205,7 @@ def holding(sequence: Sequence, roster: Roster) -> Holding:
         remaining=remaining,
         private=roster.ledger.private(table),
         blocks=len(table.blocks),
+        prefilling=sequence.state is not SequenceState.DECODE,
     )
 
 

@@ -13,26 +13,23 @@ is the same alone, in any batch and with the prompt in any chunks.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import openvino as ov
 
 from sluice.core.events import ReplicaLimits
 from sluice.core.request import SequenceId
 from sluice.core.sampling import SampledLogprobs, Sampling
 from sluice.core.step import Plan, Row, Sampled
-from sluice.executors.base import Outcome, StepError, TokenMask
+from sluice.executors.base import Outcome, StepError, TokenMask, check_plan
 from sluice.executors.openvino_graph import (
     BLOCK_SIZE,
-    SAMPLED_ROWS,
     Numerics,
     StepGraph,
     compile_step_graph,
 )
+from sluice.executors.openvino_inputs import StepInputs
 from sluice.executors.openvino_memory import (
     KvDemand,
     check_load_memory,
@@ -72,8 +69,8 @@ class OpenVinoExecutor:
         self._graph: StepGraph | None = None
         self._kv: dict[str, Any] = {}
         self._request: Any = None
-        self._inputs: _StepInputs | None = None
-        self._blocks_total = 0
+        self._inputs: StepInputs | None = None
+        self._limits: ReplicaLimits | None = None
         self._sequences: dict[SequenceId, SequenceSampling] = {}
         self.inferred_ns = 0
         """Time spent inside OpenVINO since the start; the rest of ``run`` is ours."""
@@ -98,17 +95,17 @@ class OpenVinoExecutor:
         self._request = graph.compiled.create_infer_request()
         for name, tensor in self._kv.items():
             self._request.set_tensor(name, tensor)
-        self._inputs = _StepInputs(self._request)
+        self._inputs = StepInputs(self._request)
         self._graph = graph
-        self._blocks_total = size.blocks_total
         self._warm_up()
-        return ReplicaLimits(
+        self._limits = ReplicaLimits(
             context_tokens_max=settings.context_tokens_max,
             block_size=BLOCK_SIZE,
             blocks_total=size.blocks_total,
             sequences_max=settings.sequences_max,
             block_bytes=graph.block_bytes,
         )
+        return self._limits
 
     def open_sequence(
         self,
@@ -131,9 +128,11 @@ class OpenVinoExecutor:
         """Compute a plan. When it raises ``StepError``, only KV cells of the plan have changed."""
         start_ns = time.monotonic_ns()
         assert self._inputs is not None, "run before load"
+        assert self._limits is not None, "run before load"
         sampling_rows = [row for row in plan.rows if row.sample]
         states = [self._state(row) for row in sampling_rows]
-        self._check(plan)
+        check_plan(plan, self._limits)
+        self._check_tokens(plan)
         self._inputs.fill(plan.rows)
         filled_ns = time.monotonic_ns()
         try:
@@ -160,25 +159,14 @@ class OpenVinoExecutor:
             raise StepError(f"sequence {row.sequence} is not open", (row.sequence,))
         return state
 
-    def _check(self, plan: Plan) -> None:
-        """Refuse what the kernels would turn into writes to foreign memory."""
+    def _check_tokens(self, plan: Plan) -> None:
+        """Refuse what would be read from beyond the embedding table."""
         assert self._graph is not None
         vocab_size = self._graph.vocab_size
         for row in plan.rows:
-            cells = row.past_tokens + len(row.tokens)
-            if not row.tokens:
-                raise StepError("a row has no token", (row.sequence,))
-            if len(row.blocks) * BLOCK_SIZE < cells:
-                raise StepError(
-                    f"{len(row.blocks)} blocks cannot hold {cells} tokens", (row.sequence,)
-                )
             if min(row.tokens) < 0 or max(row.tokens) >= vocab_size:
                 raise StepError(
                     f"a token id is outside the vocabulary of {vocab_size}", (row.sequence,)
-                )
-            if min(row.blocks) < 0 or max(row.blocks) >= self._blocks_total:
-                raise StepError(
-                    f"a block is outside the pool of {self._blocks_total}", (row.sequence,)
                 )
 
     def _sample(
@@ -208,54 +196,3 @@ class OpenVinoExecutor:
         ):
             self._inputs.fill([row])
             self._request.infer()
-
-
-class _StepInputs:
-    """The input tensors of one infer request, set once and reshaped in place for each step."""
-
-    _TYPES = (
-        ("input_ids", "i64"),
-        ("position_ids", "i64"),
-        ("past_lens", "i32"),
-        ("subsequence_begins", "i32"),
-        ("block_indices", "i32"),
-        ("block_indices_begins", "i32"),
-        (SAMPLED_ROWS, "i64"),
-    )
-
-    def __init__(self, request: Any, capacity: int = 4096) -> None:
-        """Reserve ``capacity`` elements per input; a larger step makes OpenVINO enlarge them."""
-        self._tensors: dict[str, Any] = {}
-        for name, kind in self._TYPES:
-            tensor = ov.Tensor(getattr(ov.Type, kind), ov.Shape([capacity]))
-            self._tensors[name] = tensor
-            request.set_tensor(name, tensor)
-        self._context_len = ov.Tensor(ov.Type.i32, ov.Shape([]))
-        request.set_tensor("max_context_len", self._context_len)
-
-    def fill(self, rows: Sequence[Row]) -> None:
-        """Write a step. Steps that sample nothing get one row's logits, which nobody reads."""
-        counts = np.array([len(row.tokens) for row in rows], np.int64)
-        pasts = np.array([row.past_tokens for row in rows], np.int64)
-        begins = np.zeros(len(rows) + 1, np.int64)
-        counts.cumsum(out=begins[1:])
-        total = int(begins[-1])
-        lasts = begins[1:] - 1
-        blocks_needed = (pasts + counts + (BLOCK_SIZE - 1)) // BLOCK_SIZE
-        block_begins = np.zeros(len(rows) + 1, np.int64)
-        blocks_needed.cumsum(out=block_begins[1:])
-        sampled = lasts[[row.sample for row in rows]]
-        self._put("input_ids", np.fromiter(chain.from_iterable(r.tokens for r in rows), np.int64))
-        self._put("position_ids", np.arange(total) + np.repeat(pasts - begins[:-1], counts))
-        self._put("past_lens", pasts)
-        self._put("subsequence_begins", begins)
-        tables = (r.blocks[:n] for r, n in zip(rows, blocks_needed.tolist(), strict=True))
-        self._put("block_indices", np.fromiter(chain.from_iterable(tables), np.int32))
-        self._put("block_indices_begins", block_begins)
-        self._put(SAMPLED_ROWS, sampled if sampled.size else lasts[-1:])
-        self._context_len.data[...] = int((pasts + counts).max())
-
-    def _put(self, name: str, values: npt.NDArray[Any]) -> None:
-        tensor = self._tensors[name]
-        tensor.shape = [values.size]
-        tensor.data[:] = values

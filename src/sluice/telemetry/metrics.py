@@ -32,9 +32,10 @@ OTHER = "other"
 
 REFUSAL_REASONS = frozenset({
     "queue_full", "queue_deadline", "not_ready", "load_failed", "draining",
-    "context_length_exceeded", "too_many_choices", "invalid_request", "invalid_api_key", "permission_denied",
-    "model_not_found", "not_found", "method_not_allowed", "body_too_large", "body_too_slow",
-    "headers_too_large", "engine_error", "replica_lost", "model_not_loaded", "internal_error",
+    "context_length_exceeded", "too_many_choices", "invalid_request", "invalid_api_key",
+    "permission_denied", "model_not_found", "not_found", "method_not_allowed", "body_too_large",
+    "body_too_slow", "headers_too_large", "engine_error", "replica_lost", "model_not_loaded",
+    "internal_error",
 })  # fmt: skip
 
 _NS = 1e-9
