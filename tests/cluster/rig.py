@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Any
 
+from sluice.cluster.fleet_driver import FleetDriver
 from sluice.cluster.gateway import LocalGateway
+from sluice.cluster.local import ReplicaListener
 from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel
 from sluice.config.sections import SloSection
@@ -72,10 +74,10 @@ class Rig:
         pool = PoolLimits("tiny", tuple(ids), queue_places, int(queue_wait_s * S))
         self.metrics = Metrics(["tiny"])
 
-        def launch(replica_id: str, gateway: LocalGateway) -> Any:
+        def launch(replica_id: str, listener: ReplicaListener) -> Any:
             process = FakeProcess(
                 replica_id,
-                gateway,
+                listener,
                 limits,
                 self.clock,
                 executor=lambda told: FakeExecutor(
@@ -85,14 +87,17 @@ class Rig:
             self.processes[replica_id] = process
             return process
 
-        self.gateway = LocalGateway(
+        models = {"tiny": served or served_model()}
+        self.observer = Observer(self.metrics, journal, self.clock, {"version": "1"})
+        self.driver = FleetDriver(
             fleet=Fleet([pool], chance=Random(1)),
-            models={"tiny": served or served_model()},
+            models=models,
             replicas=dict.fromkeys(ids, "tiny"),
             launch=launch,
-            observer=Observer(self.metrics, journal, self.clock, {"version": "1"}),
+            observer=self.observer,
             clock=self.clock,
         )
+        self.gateway = LocalGateway(self.driver, models, self.observer)
 
     @property
     def process(self) -> FakeProcess:
@@ -135,9 +140,9 @@ class Rig:
     def check_empty(self) -> None:
         """Nothing is held for anybody: no call, place, timing, block or sequence."""
         gateway = self.gateway
-        assert len(gateway._calls) == 0
-        assert gateway._observer._timings == {}
-        assert gateway._fleet.requests == 0
+        assert len(self.driver._calls) == 0
+        assert self.observer._timings == {}
+        assert self.driver._fleet.requests == 0
         for pool in gateway.pools():
             assert (pool.waiting, pool.waiting_places, pool.places) == (0, 0, 0)
             for replica in pool.replicas:

@@ -254,7 +254,7 @@ def test_a_cancelled_call_whose_replica_is_lost_has_an_ending_too():
         await asyncio.sleep(0.25)
         rig.process.deaf = True
         stream.cancel()
-        assert rig.gateway.busy("tiny-0")
+        assert rig.driver.busy("tiny-0")
         rig.process.crash()
         rig.check_empty()
         assert rig.value("requests_ended_total", "cancelled") == 1
@@ -282,17 +282,41 @@ def test_a_replica_that_always_crashes_becomes_visible_and_its_calls_end():
 # -------------------------------------------------------------------------------- start and end
 
 
-def test_a_model_that_cannot_be_loaded_fails_the_start_with_its_words():
+@pytest.mark.parametrize("permanent", [True, False])
+def test_a_model_that_cannot_be_loaded_fails_the_start_with_its_words(permanent):
     async def work() -> None:
         rig = Rig()
         starting = asyncio.create_task(rig.gateway.start())
         process = rig.process
         process._load_s = 5.0
         await asyncio.sleep(1.0)
-        process.tell(LoadFailed("weights are cut short"))
+        process.tell(LoadFailed("weights are cut short", permanent))
         process.crash("exit status 0")
         with pytest.raises(ModelLoadError, match="weights are cut short"):
             await starting
+
+    in_virtual_time(work)
+
+
+@pytest.mark.parametrize(("permanent", "starts"), [(True, 2), (False, 3)])
+def test_a_restart_that_fails_for_good_is_not_tried_again(permanent, starts):
+    async def work() -> None:
+        rig = Rig()
+        await rig.gateway.start()
+        rig.process._load_s = 5.0
+        rig.process.crash()
+        await rig.until(lambda: rig.process.starts == 2)
+        rig.process.tell(LoadFailed("no memory", permanent))
+        rig.process.crash("exit status 0")
+        assert "no memory" in rig.gateway.readiness().reason
+        await asyncio.sleep(60)
+        assert rig.process.starts == starts
+        assert rig.gateway.readiness().ready is not permanent
+        if not permanent:
+            # What was wrong with an earlier start does not explain a later loss.
+            rig.process.crash("ended by SIGSEGV")
+            assert "ended by SIGSEGV" in rig.gateway.readiness().reason
+        await rig.gateway.close()
 
     in_virtual_time(work)
 

@@ -1,16 +1,25 @@
 """What the journal holds of calls and deployments: text only where it is asked for, and bounded."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sluice.cluster import timings
-from sluice.core.errors import Overloaded
+from sluice.core.errors import ModelNotFound, Overloaded
+from sluice.runtime.generation import Refused
 from sluice.telemetry.journal import Clocks, JournalLimits, JournalWriter
-from sluice.telemetry.records import Deployment, RequestArrived, RequestRejected, RequestText
+from sluice.telemetry.records import (
+    Deployment,
+    RequestArrived,
+    RequestRefused,
+    RequestRejected,
+    RequestText,
+)
 from tests.cluster.rig import Rig, chat, in_virtual_time, pieces, text_of
 
 
@@ -49,7 +58,7 @@ def test_no_text_is_recorded_otherwise(tmp_path):
         rig = Rig(journal=journal)
         await rig.gateway.start()
         await pieces(await rig.gateway.generate(chat(rig, "Hello there")))
-        assert rig.gateway._observer._timings == {}
+        assert rig.observer._timings == {}
 
     with journal_in(tmp_path, record_text=False) as journal:
         in_virtual_time(lambda: work(journal))
@@ -96,3 +105,40 @@ def test_a_refusal_before_tokenising_can_be_traced(tmp_path):
         in_virtual_time(lambda: work(journal))
         assert [one.id for one in recorded(journal, RequestArrived)] == ["early"]
         assert [one.reason for one in recorded(journal, RequestRejected)] == ["not_ready"]
+
+
+def test_a_refusal_before_it_became_a_call_is_recorded_with_its_ids(tmp_path):
+    async def work(journal: JournalWriter) -> None:
+        rig = Rig(journal=journal)
+        await rig.gateway.start()
+        rig.gateway.refused(Refused("id-1", "mine", "made-up", 400, "invalid_request"))
+        with pytest.raises(ModelNotFound):
+            await rig.gateway.generate(replace(rig.call("id-2"), model="made-up"))
+
+    with journal_in(tmp_path, record_text=False) as journal:
+        in_virtual_time(lambda: work(journal))
+        told = [
+            (one.id, one.client_id, one.model, one.status, one.reason)
+            for one in recorded(journal, RequestRefused)
+        ]
+    assert told == [
+        ("id-1", "mine", "", 400, "invalid_request"),
+        ("id-2", "", "", 404, "model_not_found"),
+    ]
+
+
+def test_a_flood_of_refusals_is_counted_whole_and_recorded_in_part(tmp_path):
+    async def work(journal: JournalWriter) -> None:
+        rig = Rig(journal=journal)
+        for number in range(1000):
+            rig.gateway.refused(Refused(f"id-{number}", "", "tiny", 400, "invalid_request"))
+        await asyncio.sleep(1.5)
+        rig.gateway.refused(Refused("later", "", "tiny", 400, "invalid_request"))
+        exposition, _ = rig.gateway.metrics()
+        line = 'sluice_refusals_total{model="tiny",reason="invalid_request"} 1001.0'
+        assert line in exposition.decode()
+
+    with journal_in(tmp_path, record_text=False) as journal:
+        in_virtual_time(lambda: work(journal))
+        names = [one.id for one in recorded(journal, RequestRefused)]
+    assert names == [*(f"id-{number}" for number in range(20)), "later"]

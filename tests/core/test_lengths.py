@@ -38,6 +38,25 @@ def test_peak_equals_a_step_by_step_simulation(held, shared):
     assert peak_blocks(held, shared, SIZE) == peak_step_by_step(held, shared)
 
 
+def peak_with_delays(held, delays):
+    """As above, where each sequence begins to decode after a delay of its own."""
+    peak = 0
+    for step in range(1, 40 + max(delays, default=0) + 1):
+        used = 0
+        for h, delay in zip(held, delays, strict=True):
+            if step <= h.remaining + delay:
+                cells = h.cells + max(0, step - delay)
+                used += h.private + max(0, -(-cells // SIZE) - h.blocks)
+        peak = max(peak, used)
+    return peak
+
+
+@given(st.lists(st.tuples(holdings(), st.integers(0, 60)), max_size=8))
+def test_peak_holds_however_late_prompts_are_computed(delayed):
+    held = [h._replace(prefilling=delay > 0) for h, delay in delayed]
+    assert peak_with_delays(held, [delay for _, delay in delayed]) <= peak_blocks(held, 0, SIZE)
+
+
 @given(st.lists(holdings(), min_size=1, max_size=8), holdings())
 def test_candidate_fits_once_the_steps_until_it_fits_are_over(held, candidate):
     blocks = max(peak_blocks([candidate], 0, SIZE), peak_blocks(held, 0, SIZE))

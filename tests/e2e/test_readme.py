@@ -4,11 +4,14 @@ import json
 import re
 import shlex
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+from sluice.catalog.file_lock import free_lock
+from sluice.config.load import load_settings
 from tests.e2e.processes import ServerProcess
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -27,9 +30,17 @@ def test_the_first_start_and_the_first_request_of_the_readme(smollm2_gguf, tmp_p
         server.wait_ready()
         answer = json.loads(curl(request, server.url))
         assert answer["choices"][0]["message"]["content"]
+        assert some_prepared_model_is_held()
         assert server.stop() == 0, server.output
     finally:
         server.destroy()
+
+
+def some_prepared_model_is_held():
+    """Whether ``sluice models rm`` would find a model in use."""
+    locks = load_settings().settings.catalogue.prepared_dir.glob("*.lock")
+    with ExitStack() as held:
+        return not all(held.enter_context(free_lock(lock)) for lock in locks)
 
 
 def curl(command, address):

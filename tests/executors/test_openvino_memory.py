@@ -40,6 +40,14 @@ def test_a_pool_over_free_memory_is_refused_with_the_numbers():
         size_kv_pool(demand(50_000), 40_000)
 
 
+def test_large_sizes_are_told_in_gib_beside_the_exact_numbers():
+    with pytest.raises(
+        MemoryShort,
+        match=r"pool of 100\.0 GiB \(107374182400 bytes\) .* 20\.5 GiB \(22011707392 bytes\) are",
+    ):
+        size_kv_pool(demand(100 << 30), 41 << 29)
+
+
 @pytest.mark.parametrize("kv_bytes", [999, None])
 def test_a_pool_without_one_block_is_refused(kv_bytes):
     with pytest.raises(MemoryShort, match="0 blocks"):

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.core.errors import ModelLoadError
 from sluice.runtime.model_folder import read_model_folder
-from sluice.runtime.prepare import prepare_model
+from sluice.runtime.prepare import hold, prepare_model, remove_prepared
 from sluice.runtime.tokenizing import Tokenizer
 from tests.runtime.gguf_files import byte_level_values, gguf_bytes, sentencepiece_values
 
@@ -157,3 +157,17 @@ def test_a_missing_source_and_an_unusable_cache_are_load_errors(gguf, tmp_path, 
         prepare_model(tmp_path / "none.gguf", tmp_path, engine.write_graph, quiet)
     with pytest.raises(ModelLoadError, match="cache"):
         prepare_model(gguf, gguf / "cache", engine.write_graph, quiet)
+
+
+def test_a_folder_that_is_held_is_not_removed(gguf, cache, engine):
+    folder = prepare_model(gguf, cache, engine.write_graph, quiet)
+    with hold(folder), hold(folder):
+        assert remove_prepared(gguf, cache) is None
+        assert folder.is_dir()
+    assert remove_prepared(gguf, cache)
+    assert not folder.exists()
+
+
+def test_a_folder_that_was_not_prepared_here_is_held_without_a_lock(tmp_path):
+    with hold(tmp_path / "mine"):
+        assert list(tmp_path.iterdir()) == []

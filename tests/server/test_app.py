@@ -49,6 +49,56 @@ def test_unknown_paths_are_answered_in_the_usual_shape(server, path):
     assert answer.headers["x-request-id"]
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/chat/completion", "nearest: POST /v1/chat/completions."),
+        ("/v1/chat/completions/", "nearest: POST /v1/chat/completions."),
+        ("/chat/completions", "nearest: POST /v1/chat/completions."),
+        ("/nothing/here", "Served: POST /v1/chat/completions"),
+        ("/v1/embeddings", "Embeddings are not supported here. Served: POST /v1/chat"),
+        ("/v1/responses/resp_1", "Stored responses are not supported here. Served: "),
+        ("/" + "x" * 5000, "Nothing is served at this path. Served: "),
+    ],
+)
+def test_an_unknown_path_is_told_what_is_there(server, path, words):
+    for method in ("GET", "POST"):
+        answer = ask(server, method, path)
+        assert answer.status == 404
+        assert words in answer.error["message"]
+
+
+def test_a_wrong_method_is_told_the_right_one(server):
+    assert ask(server, "GET", "/v1/responses").error["message"] == "This path takes POST."
+    assert ask(server, "POST", "/v1/models").error["message"] == "This path takes GET."
+
+
+def test_the_admin_path_alone_is_told_what_is_below_it(serve_app):
+    section = ServerSection(listen="127.0.0.1:0", admin_key_digest=digest("boss"))
+    headers = {"authorization": "Bearer boss"}
+    answer = ask(serve_app(FakeGateway(), section), "GET", "/admin", headers=headers)
+    assert answer.error["message"].endswith("nearest: GET /admin/replicas.")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_an_empty_body_is_called_empty(server, path):
+    for body in (b"", b" \n"):
+        answer = post(server, path, body)
+        assert (answer.status, answer.error["param"]) == (400, "body")
+        assert answer.error["message"] == "The body is empty; send JSON."
+
+
+def test_storing_is_ignored_in_chats_and_refused_in_responses(server, gateway):
+    gateway.script = lambda call: speak(call, "x")
+    assert [chat(server, store=store).status for store in (True, False, None)] == [200] * 3
+    answers = [
+        post(server, "/v1/responses", {"model": "tiny", "input": "x", "store": store})
+        for store in (True, False, None)
+    ]
+    assert [answer.status for answer in answers] == [400, 200, 200]
+    assert answers[0].error["param"] == "store"
+
+
 @pytest.mark.parametrize("spelling", ["org/large model", "org%2Flarge%20model"])
 def test_a_model_whose_name_has_a_slash_can_be_asked_for(server, spelling):
     answer = ask(server, "GET", "/v1/models/" + spelling.replace(" ", "%20"))

@@ -187,6 +187,17 @@ def test_request_preempted_as_often_as_allowed_needs_room_for_all_it_can_become(
     assert at_once == (preemptions == 0)
 
 
+def test_prompt_of_many_chunks_is_not_promised_the_blocks_of_those_who_decode_meanwhile():
+    """The second one's six chunks take longer than the first one's answer, which grows on."""
+    limits = limits_of(BatchingPolicy.SLO, blocks=9, chunk_tokens_max=3, prefix_cache=False)
+    run = ReplicaRun(limits)
+    run.submit(Request("first", 0, distinct(1, 5), 13))
+    run.submit(Request("second", 95 * MS, distinct(2, 18), 1), 95 * MS)
+    run.run()
+    assert run.replica.roster.preemptions == 0
+    assert run.steps_first_ns("second") == run.end_ns["first"]
+
+
 def test_preempted_sequence_does_not_come_back_in_the_same_step():
     """What was freed for 16 steps of the others would be taken again at once."""
     run = ReplicaRun(limits_of(BatchingPolicy.FCFS, blocks=13, prefix_cache=False))

@@ -190,7 +190,9 @@ class Catalogue:
         near = nearest(source, list(self._models))
         hint = f"; nearest: {near}" if near else f"; those are: {', '.join(self._models)}"
         raise ModelLoadError(
-            f"{source}: no such file or folder, and no catalogue model of that name{hint}"
+            f"{source}: no such file or folder, and no catalogue model of that name{hint}. A model "
+            "can be given by such a name, by the path of a GGUF file or of a folder with OpenVINO "
+            "IR, or as hf:ORG/REPO/FILE.gguf"
         )
 
     def _hub_file(self, source: str) -> _Wanted:

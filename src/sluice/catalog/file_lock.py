@@ -41,6 +41,24 @@ def file_lock(
         yield
 
 
+@contextmanager
+def free_lock(path: Path) -> Iterator[bool]:
+    """Hold the lock at ``path`` where no one else does; yields whether that is so."""
+    with path.open("w") as file:
+        yield _taken(file)
+
+
+@contextmanager
+def shared_lock(path: Path) -> Iterator[None]:
+    """Share the lock at ``path``, a file that exists: as long, no one can hold it alone.
+
+    Waits while someone does.
+    """
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
 def _taken(file: TextIO) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,7 +12,7 @@ from sluice.cli.options import json_option, print_json, settings_options
 from sluice.cli.progress import PreparationProgress
 from sluice.config.load import load_settings
 from sluice.config.sources import Override
-from sluice.runtime.prepare import remove_prepared
+from sluice.runtime.prepare import prepared_bytes, remove_prepared
 
 _EXAMPLES = """\b
 Examples:
@@ -21,6 +21,21 @@ Examples:
   sluice models pull hf:ORG/REPO/FILE.gguf
   sluice models rm smollm2-135m-instruct
 """
+_LIST_EXAMPLES = """\b
+Examples:
+  sluice models list
+  sluice models list --json
+"""
+_PULL_EXAMPLES = """\b
+Examples:
+  sluice models pull smollm2-135m-instruct
+  sluice models pull hf:ORG/REPO/FILE.gguf
+"""
+_REMOVE_EXAMPLES = """\b
+Examples:
+  sluice models rm smollm2-135m-instruct
+  sluice models rm hf:ORG/REPO/FILE.gguf --force
+"""
 
 
 @click.group(epilog=_EXAMPLES)
@@ -28,20 +43,26 @@ def command() -> None:
     """List, fetch and remove models."""
 
 
-@command.command("list")
+@command.command("list", epilog=_LIST_EXAMPLES)
 @settings_options
 @json_option
 def list_models(config: Path | None, overrides: Sequence[Override], as_json: bool) -> None:
     """List the models that have a name here, and the fetched ones."""
-    catalogue = Catalogue(load_settings(config, overrides).settings.catalogue)
-    entries = catalogue.listing()
+    section = load_settings(config, overrides).settings.catalogue
+    entries = Catalogue(section).listing()
+    prepared = prepared_bytes(section.prepared_dir)
     if as_json:
-        print_json([asdict(entry) for entry in entries])
+        models = [asdict(entry) for entry in entries]
+        print_json({"models": models, "prepared_bytes": prepared, "cache": section.cache_dir})
     else:
         click.echo(_table(entries))
+        click.echo(
+            f"\n{_megabytes(prepared)} more are taken by models in the form that the engine loads, "
+            f"in {section.prepared_dir}"
+        )
 
 
-@command.command()
+@command.command(epilog=_PULL_EXAMPLES)
 @click.argument("model")
 @settings_options
 @json_option
@@ -49,6 +70,9 @@ def pull(model: str, config: Path | None, overrides: Sequence[Override], as_json
     """Fetch MODEL, a catalogue name or hf:ORG/REPO/FILE.gguf, unless it is there; print its
     path."""
     catalogue = Catalogue(load_settings(config, overrides).settings.catalogue)
+    found = catalogue.locate(model)
+    if found is not None:
+        click.echo(f"{model} is here already", err=True)
     with PreparationProgress() as progress:
         found = catalogue.fetch(model, partial(progress.update, f"fetching {model}"))
     if as_json:
@@ -57,19 +81,34 @@ def pull(model: str, config: Path | None, overrides: Sequence[Override], as_json
         click.echo(found.path)
 
 
-@command.command("rm")
+@command.command("rm", epilog=_REMOVE_EXAMPLES)
 @click.argument("model")
+@click.option("--force", is_flag=True, help="Delete it although a server uses it.")
 @settings_options
 @json_option
-def remove(model: str, config: Path | None, overrides: Sequence[Override], as_json: bool) -> None:
-    """Delete what was fetched for MODEL, and what was converted from it."""
+def remove(
+    *,
+    model: str,
+    force: bool,
+    config: Path | None,
+    overrides: Sequence[Override],
+    as_json: bool,
+) -> None:
+    """Delete what was fetched for MODEL, and what was converted from it; exit code 1 where a
+    server uses it."""
     section = load_settings(config, overrides).settings.catalogue
     catalogue = Catalogue(section)
     found = catalogue.locate(model)
     # Fetched models only: `remove` refuses a path, and nothing may be deleted before that.
     freed_bytes = 0
     if found is not None and found.path.is_relative_to(section.downloads_dir):
-        freed_bytes += remove_prepared(found.path, section.prepared_dir)
+        freed = remove_prepared(found.path, section.prepared_dir, force=force)
+        if freed is None:
+            raise click.ClickException(
+                f"{model} is being used by a server or converted for one, so nothing was deleted; "
+                "stop it, or say --force"
+            )
+        freed_bytes += freed
     freed_bytes += catalogue.remove(model)
     if as_json:
         print_json({"source": model, "freed_bytes": freed_bytes})

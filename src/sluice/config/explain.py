@@ -141,15 +141,17 @@ def default_text(model: str) -> str:
     """
     lines = [
         "# Settings of sluice. Remove the # before a setting to change it; the value shown is the",
-        "# default. Each line stands for itself; lines of one section may as well be written under",
-        "# its heading, [server] for example, without the section's name in front.",
+        "# default. Each line stands for itself. Instead, all lines of a section may be put under",
+        "# its heading, [server] for example, without its name in front; TOML does not allow both",
+        "# for one section.",
         "# `sluice config check -c FILE` checks the file.",
     ]
     for key, section, heading in sections():
         name = heading.replace("NAME", model if key.name == "models" else _SLO_NAME)
         lines += ["", f"# ---- {heading}", *_comment(docs_of(Settings)[key.field])]
         for entry in keys_of(section).values():
-            lines += ["", *_comment(docs_of(section)[entry.field])]
+            example = " Unset; an example:" if (key.name, entry.name) in _SHOWN_VALUES else ""
+            lines += ["", *_comment(docs_of(section)[entry.field] + example)]
             lines.append(_default_line(entry, key.name, name))
     return "\n".join(lines) + "\n"
 

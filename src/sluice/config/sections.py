@@ -130,9 +130,10 @@ class ModelSection:
     """What computes the steps."""
 
     numerics: Literal["fast", "exact"] = "fast"
-    """``fast`` lets a result depend on what else is in the batch, as all fast engines do. ``exact``
-    gives the same output whatever shares the batch and is slower, in prefill most of all; use it to
-    reproduce or to compare."""
+    """``fast`` quantises activations and lets a result depend on what else is in the batch: it
+    shifts log-probabilities by a few hundredths to tenths, so that tokens of nearly equal
+    probability can come out either way. ``exact`` gives the same output whatever shares the batch
+    and is slower, in prefill most of all; use it to reproduce or to compare."""
 
     context_tokens_max: Positive | None = None
     """Longest prompt plus output, in tokens. Unset: what the model was trained for. Lower it to let

@@ -42,7 +42,7 @@ class Batch:
 
     def holds(self, generation: Generation) -> bool:
         """Whether a sequence of this request is in the step."""
-        sequences = (*self.decodes, *(sequence for sequence, _ in self.chunks))
+        sequences = chain(self.decodes, (sequence for sequence, _ in self.chunks))
         return any(sequence.generation is generation for sequence in sequences)
 
     def plan(self, step: int, predicted_ns: int) -> Plan:
@@ -98,7 +98,7 @@ class Batch:
             return missing > ledger.available
 
         remaining = min((s.remaining for s in self.decodes), default=1)
-        return bisect_left(range(1, remaining), True, key=exceeds)
+        return bisect_left(range(1, remaining), x=True, key=exceeds)
 
     def skip(self, stretch: Stretch, ledger: BlockLedger) -> None:
         """Bring tokens and blocks to where the steps of the stretch would have, one by one.

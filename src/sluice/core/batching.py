@@ -56,7 +56,7 @@ class Batching:
         self._prefix_hit_tokens = 0
         self._policy: Policy = POLICIES[limits.policy]()
         self._lean_steps = 0
-        self._blocked: tuple[int, int] | None = None  # roster version, steps left before a recheck
+        self._blocked = (0, 0)  # roster version, steps left before a recheck
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -97,8 +97,8 @@ class Batching:
             self.roster.cost.observe(load, duration_ns)
             load = load.one_step_later()
         batch.skip(stretch, self.roster.ledger)
-        if self._blocked is not None:
-            self._blocked = (self._blocked[0], self._blocked[1] - len(stretch.durations_ns))
+        version, steps = self._blocked
+        self._blocked = (version, steps - len(stretch.durations_ns))
         return Batch(batch.decodes, [], load)
 
     def report(self, step_ns: int) -> Report:
@@ -177,7 +177,7 @@ class Batching:
             candidates = sorted(candidates + joining, key=lambda s: s.order)
         for sequence in candidates:
             if sequence.state is SequenceState.PREFILL:
-                self._extend(sequence, filling)
+                filling.add(sequence, self._chunk_tokens(sequence, filling))
             elif self._may_join(sequence, filling):
                 self._join(sequence, filling, now_ns)
             if filling.full and budget.admission is not Admission.WHOLE_BATCH:
@@ -204,9 +204,8 @@ class Batching:
         return list(roster.waiting)
 
     def _steps_blocked(self) -> int:
-        if self._blocked is None or self._blocked[0] != self.roster.version:
-            return 0
-        return self._blocked[1]
+        version, steps = self._blocked
+        return steps if version == self.roster.version else 0
 
     def _filling(self, batch: Batch, budget: Budget, open_prefills: int) -> "_Filling":
         """The start of filling a step; after enough lean ones, with as much time as decode takes.
@@ -221,13 +220,6 @@ class Batching:
                 twice_ns = int(2 * cost.step_ns(batch.load) * cost.margin)
                 budget = replace(budget, step_ns=max(budget.step_ns, twice_ns))
         return _Filling(batch, budget, open_prefills, minimum, budget.tokens)
-
-    def _extend(self, sequence: Sequence, filling: "_Filling") -> None:
-        tokens = self._chunk_tokens(sequence, filling)
-        if tokens:
-            filling.add(sequence, tokens)
-        else:
-            filling.full = True
 
     def _may_join(self, sequence: Sequence, filling: "_Filling") -> bool:
         limits = self.roster.limits
@@ -327,12 +319,13 @@ class _Filling:
     ahead: Reservation | None = None
 
     def add(self, sequence: Sequence, tokens: int) -> None:
-        """Put a chunk into the batch."""
+        """Put a chunk into the batch, which is full where that is not all that is pending."""
         batch = self.batch
-        batch.chunks.append((sequence, tokens))
-        batch.load = batch.load.with_chunk(sequence.computed, tokens)
-        self.room -= tokens
-        self.minimum = 0
+        if tokens:
+            batch.chunks.append((sequence, tokens))
+            batch.load = batch.load.with_chunk(sequence.computed, tokens)
+            self.room -= tokens
+            self.minimum = 0
         if tokens == sequence.pending:
             self.open -= 1
         else:

@@ -30,13 +30,9 @@ class Load(NamedTuple):
 
     def with_chunk(self, past_tokens: int, tokens: int) -> "Load":
         """The load with a prefill chunk of ``tokens`` behind ``past_tokens`` added."""
-        context = tokens * past_tokens + tokens * (tokens + 1) // 2
-        return Load(
-            self.tokens + tokens,
-            self.decode_rows,
-            self.decode_context_tokens,
-            self.chunk_context_tokens + context,
-        )
+        before, rows, decode_context, chunk_context = self
+        chunk_context += tokens * past_tokens + tokens * (tokens + 1) // 2
+        return Load(before + tokens, rows, decode_context, chunk_context)
 
     def one_step_later(self) -> "Load":
         """The load of the same decode rows in the step after this one."""
@@ -50,20 +46,16 @@ class CostModel(Protocol):
     @property
     def margin(self) -> float:
         """Factor of at least 1 that turns a prediction into one rarely exceeded."""
-        ...
 
     @property
     def prefill_tokens_per_s(self) -> float:
         """Prompt tokens computed per second of steps with prefill, decode rows beside them."""
-        ...
 
     def step_ns(self, load: Load) -> int:
         """Predicted duration, never falling with any part of the load."""
-        ...
 
     def observe(self, load: Load, duration_ns: int) -> None:
         """Learn from a measured step."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +95,7 @@ def chunk_tokens_max(
 
     if not exceeds(tokens_max):
         return tokens_max
-    return bisect_left(range(1, tokens_max), True, key=exceeds)
+    return bisect_left(range(1, tokens_max), x=True, key=exceeds)
 
 
 class FixedCostModel:
@@ -161,9 +153,7 @@ class CostState:
 
     def copy(self) -> "CostState":
         """An independent copy."""
-        return replace(
-            self, gram=list(self.gram), moment=list(self.moment), ratios=list(self.ratios)
-        )
+        return replace(self, gram=[*self.gram], moment=[*self.moment], ratios=[*self.ratios])
 
 
 class LinearCostModel:

@@ -32,12 +32,11 @@ class Expiries:
             del self._deadlines_ns[request_id]
         return overdue
 
-    def woken(self) -> None:
-        """The wish was fulfilled."""
-        self._wished_ns = None
-
     def wish(self, now_ns: int, *others_ns: int | None) -> list[WakeAt]:
-        """Ask for the next deadline or other time to come, if that was not asked for already."""
+        """Ask for the next deadline or other time to come, unless that wish is outstanding.
+
+        One whose time has come is fulfilled.
+        """
         times_ns = [at_ns for at_ns in others_ns if at_ns is not None and at_ns > now_ns]
         if self._deadlines_ns:
             times_ns.append(min(self._deadlines_ns.values()))

@@ -116,4 +116,4 @@ def steps_until_fit(
     endings = sorted({holding.remaining for holding in holdings})
     if not endings:
         return 0
-    return endings[bisect_left(endings, True, hi=len(endings) - 1, key=fits)]
+    return endings[bisect_left(endings, x=True, hi=len(endings) - 1, key=fits)]

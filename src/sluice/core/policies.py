@@ -56,26 +56,21 @@ class Policy(Protocol):
 
     def order(self, sequence: Sequence, roster: Roster) -> Order:
         """Place among those that want prefill; smallest first, unique per sequence."""
-        ...
 
     def budget(self, decodes: Seq[Sequence], load: Load, roster: Roster, now_ns: int) -> Budget:
         """What prefill may take beside these decode rows, whose load is ``load``."""
-        ...
 
     def fits(self, candidate: Sequence, roster: Roster, ahead: Reservation | None) -> bool:
         """Whether a waiting sequence, its cached prefix attached, may become resident.
 
         ``ahead`` is the reservation of an earlier one that must not be delayed.
         """
-        ...
 
     def reserve(self, head: Sequence, roster: Roster) -> Reservation | None:
         """What to keep for a head that does not fit; ``None`` if nobody may go ahead of it."""
-        ...
 
     def victim(self, candidates: Seq[Sequence], roster: Roster, now_ns: int) -> Sequence:
         """Which resident loses its blocks; ``candidates`` is not empty."""
-        ...
 
 
 class FcfsPolicy:
@@ -199,14 +194,10 @@ def holding(sequence: Sequence, roster: Roster) -> Holding:
     remaining = sequence.remaining
     if sequence.preemptions < PREEMPTIONS_MAX and roster.limits.policy is BatchingPolicy.SLO:
         remaining = roster.lengths.remaining(sequence.produced, remaining)
-    table = sequence.table
-    return Holding(
-        cells=len(sequence.tokens) - 1,
-        remaining=remaining,
-        private=roster.ledger.private(table),
-        blocks=len(table.blocks),
-        prefilling=sequence.state is not SequenceState.DECODE,
-    )
+    cells, blocks = len(sequence.tokens) - 1, len(sequence.table.blocks)
+    private = roster.ledger.private(sequence.table)
+    prefilling = sequence.state is not SequenceState.DECODE
+    return Holding(cells, remaining, private, blocks, prefilling)
 
 
 def _fits_at_peak(candidate: Sequence, roster: Roster, ahead: Reservation | None) -> bool:
@@ -219,13 +210,9 @@ def _fits_at_peak(candidate: Sequence, roster: Roster, ahead: Reservation | None
         return True  # alone it has the whole pool, which its output limit respects
     ledger, limits = roster.ledger, roster.limits
     size, shared = ledger.block_size, ledger.shared
-    own = holding(candidate, roster)
-    held = [holding(sequence, roster) for sequence in roster.residents]
-    held.append(own)
-    certain = all(
-        h.remaining == s.remaining
-        for h, s in zip(held, [*roster.residents, candidate], strict=True)
-    )
+    concerned = [*roster.residents, candidate]
+    held = [holding(sequence, roster) for sequence in concerned]
+    certain = all(h.remaining == s.remaining for h, s in zip(held, concerned, strict=True))
     reserve = 0 if certain else max(ledger.blocks_total // RESERVE_DIVISOR, len(held))
     room = ledger.blocks_total - reserve
     if peak_blocks(held, shared, size) > room:
@@ -233,7 +220,7 @@ def _fits_at_peak(candidate: Sequence, roster: Roster, ahead: Reservation | None
     if ahead is None:
         return True
     chunks = -(-candidate.pending // limits.chunk_tokens_max)
-    if own.remaining + chunks <= ahead.steps:
+    if held[-1].remaining + chunks <= ahead.steps:
         return True
     if len(roster.residents) + 2 > limits.sequences_max:
         return False

@@ -77,7 +77,7 @@ class Replica:
             case Draining(deadline_ns):
                 self._drain_ns = deadline_ns
             case Woken():
-                self._expiries.woken()
+                pass  # the time is looked at below, whatever the event
             case _:
                 assert_never(event)
         self._expire(now_ns, effects)

@@ -7,6 +7,7 @@ State shared by the planning of a step (``core/batching.py``) and the policies i
 from bisect import insort
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 from sluice.core.costmodel import CostModel
 from sluice.core.events import ReplicaLimits
@@ -71,7 +72,7 @@ class Roster:
 
     def wait(self, sequence: Sequence) -> None:
         """Queue a sequence at the place its ``order`` gives it."""
-        insort(self.waiting, sequence, key=_order)
+        insort(self.waiting, sequence, key=attrgetter("order"))
         self.version += 1
 
     def admit(self, sequence: Sequence) -> None:
@@ -99,7 +100,3 @@ class Roster:
         (self.residents if resident else self.waiting).remove(sequence)
         self.ledger.release(sequence.table)
         self.version += 1
-
-
-def _order(sequence: Sequence) -> tuple[int, int, int]:
-    return sequence.order

@@ -133,11 +133,9 @@ def generation_of(request: Request, submitted_ns: int, number: int) -> Generatio
     """A request that begins to wait; its choices are numbered from ``number``."""
     generation = Generation(request, submitted_ns, PhaseClock(request.arrived_ns))
     generation.clock.enter(Phase.QUEUE, submitted_ns)
-    limit, ids = (
-        request.output_tokens_max,
-        [SequenceId(request.id, n) for n in range(request.choices)],
-    )
+    limit = request.output_tokens_max
     generation.sequences = tuple(
-        Sequence(id, generation, number + id.choice, limit, list(request.prompt)) for id in ids
+        Sequence(SequenceId(request.id, n), generation, number + n, limit, list(request.prompt))
+        for n in range(request.choices)
     )
     return generation

@@ -62,9 +62,10 @@ def size_kv_pool(demand: KvDemand, free_bytes: int) -> KvSize:
     size = KvSize(demand.block_bytes, pool_bytes // demand.block_bytes)
     if size.blocks_total < 1 or size.pool_bytes > free_bytes:
         raise MemoryShort(
-            f"a KV pool of {pool_bytes} bytes ({size.blocks_total} blocks of {demand.block_bytes} "
-            f"bytes, {demand.block_size} tokens each) does not fit: {free_bytes} bytes are free, "
-            f"one block is the least; change kv_bytes or lower context_tokens_max"
+            f"a KV pool of {_told(pool_bytes)} ({size.blocks_total:,} blocks of "
+            f"{_told(demand.block_bytes)}, {demand.block_size} tokens each) does not fit: "
+            f"{_told(free_bytes)} are free, one block is the least; set models.NAME.kv_bytes to "
+            "another value or lower models.NAME.context_tokens_max"
         )
     return size
 
@@ -74,9 +75,17 @@ def check_load_memory(weights: Path, free_bytes: int) -> None:
     needed_bytes = _LOAD_FACTOR * weights.stat().st_size if weights.is_file() else 0
     if needed_bytes > free_bytes:
         raise MemoryShort(
-            f"loading {weights.parent.name} takes about {needed_bytes} bytes and {free_bytes} are "
-            f"free; choose a smaller model or free memory"
+            f"loading {weights.parent.name} takes about {_told(needed_bytes)} and "
+            f"{_told(free_bytes)} are free; choose a smaller model or free memory"
         )
+
+
+def _told(size_bytes: int) -> str:
+    """A size for people, with the exact number where that says less."""
+    for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if size_bytes >= unit_bytes:
+            return f"{size_bytes / unit_bytes:.1f} {unit} ({size_bytes} bytes)"
+    return f"{size_bytes} bytes"
 
 
 def free_memory_bytes() -> int:

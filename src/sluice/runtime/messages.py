@@ -1,8 +1,8 @@
 """What the gateway process and a replica process say to each other.
 
 Values only: framing and sockets live in ``cluster``, meaning lives in ``realtime`` (replica side)
-and ``cluster.gateway``. Both ends run the same version of sluice, so there is no negotiation; a
-frame that does not decode ends the connection.
+and ``cluster.fleet_driver``. Both ends run the same version of sluice, so there is no negotiation;
+a frame that does not decode ends the connection.
 """
 
 import msgspec

@@ -10,14 +10,15 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from sluice.catalog.file_lock import file_lock
+from sluice.catalog.file_lock import file_lock, free_lock, shared_lock
 from sluice.core.errors import ModelLoadError
 from sluice.runtime.gguf import Gguf, read_gguf
 from sluice.runtime.gguf_tokenizer import gguf_facts, tokenizer_json
@@ -55,7 +56,7 @@ def prepare_model(source: Path, cache: Path, write_graph: WriteGraph, progress: 
             # Only now, since reading a vocabulary takes time and memory.
             gguf = _whole_gguf(source)
             tell_wait = partial(progress, "another process is converting this model; waiting")
-            with file_lock(folder.with_suffix(".lock"), _CONVERT_S_MAX, tell_wait):
+            with file_lock(_lock_of(folder), _CONVERT_S_MAX, tell_wait):
                 if not folder.is_dir():
                     progress(f"converting {source.name}; this is done once")
                     _make(gguf, sha256, folder, write_graph)
@@ -64,17 +65,48 @@ def prepare_model(source: Path, cache: Path, write_graph: WriteGraph, progress: 
     return read_model_folder(folder).path
 
 
-def remove_prepared(source: Path, cache: Path) -> int:
-    """Delete what was made of the file ``source``; returns the bytes freed."""
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep a model folder from being removed while it is in use, by a lock that is shared.
+
+    A folder that was not prepared here has no lock and is left alone.
+    """
+    lock = _lock_of(folder)
+    with shared_lock(lock) if lock.is_file() else nullcontext():
+        yield
+
+
+def remove_prepared(source: Path, cache: Path, *, force: bool = False) -> int | None:
+    """Delete what was made of the file ``source``; returns the bytes freed.
+
+    ``None`` where a process uses it: then nothing was deleted, unless ``force`` says so.
+    """
     if not cache.is_dir():
         return 0
     sha256 = _source_sha256(source, cache, lambda _: None)
+    folders = list(cache.glob(f"{sha256[:32]}-v*/"))
     freed_bytes = 0
-    for folder in cache.glob(f"{sha256[:32]}-v*/"):
-        with file_lock(folder.with_suffix(".lock"), _CONVERT_S_MAX):
-            freed_bytes += sum(file.stat().st_size for file in folder.iterdir())
+    with ExitStack() as locks:
+        is_free = [locks.enter_context(free_lock(_lock_of(folder))) for folder in folders]
+        if not (all(is_free) or force):
+            return None
+        for folder in folders:
+            freed_bytes += _folder_bytes(folder)
             shutil.rmtree(folder)
     return freed_bytes
+
+
+def prepared_bytes(cache: Path) -> int:
+    """Disk space that all prepared models take."""
+    return sum(_folder_bytes(folder) for folder in cache.glob("*-v*/"))
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_suffix(".lock")
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def write_text_side(gguf: Gguf, source_sha256: str, folder: Path) -> ModelFacts:

@@ -38,29 +38,24 @@ _LIKENESS_MIN = 0.75
 def not_found(raw_path: bytes, served: Mapping[str, str]) -> Problem:
     """The answer for an unknown path; ``served`` has the method of each known one."""
     path = raw_path[: _SEARCHED_CHARS_MAX + 1].decode("ascii", "replace")
-    near = _near(path, served)
-    if near is not None:
-        return unknown_path(f"Nothing is served at this path; nearest: {served[near]} {near}.")
     there = ", ".join(
         f"{method} {known}" for known, method in served.items() if known.startswith("/v1/")
     )
     what = next((NOT_SUPPORTED[start] for start in NOT_SUPPORTED if path.startswith(start)), None)
-    if what is not None:
+    if what is not None and path.rstrip("/") not in served:
         return unknown_path(f"{what} not supported here. Served: {there}.")
+    near = _near(path.rstrip("/"), served)
+    if near is not None:
+        return unknown_path(f"Nothing is served at this path; nearest: {served[near]} {near}.")
     return unknown_path(f"Nothing is served at this path. Served: {there}.")
 
 
 def _near(path: str, served: Mapping[str, str]) -> str | None:
     """The served path that was probably meant, ``None`` if none was."""
-    if any(path.startswith(start) and path != start for start in NOT_SUPPORTED):
-        return None
-    if path in NOT_SUPPORTED and path.rstrip("/") not in served:
-        return None
-    bare = path.rstrip("/")
-    if not bare or bare == "/v1" or len(path) > _SEARCHED_CHARS_MAX:
+    if path in {"", "/v1"} or len(path) > _SEARCHED_CHARS_MAX:
         return None
     for known in served:
-        if bare == known or known.endswith(bare) or known.startswith(bare + "/"):
+        if path == known or known.endswith(path) or known.startswith(path + "/"):
             return known
-    close = difflib.get_close_matches(bare, served, n=1, cutoff=_LIKENESS_MIN)
+    close = difflib.get_close_matches(path, served, n=1, cutoff=_LIKENESS_MIN)
     return close[0] if close else None

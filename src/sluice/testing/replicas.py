@@ -28,7 +28,7 @@ from sluice.core.request import EndReason, Request, SequenceId
 from sluice.core.roster import BatchingLimits, BatchingPolicy
 from sluice.core.sampling import Sampling
 from sluice.core.step import Plan
-from sluice.executors.base import StepExecutor
+from sluice.executors.base import StepExecutor, check_plan
 from sluice.runtime.virtual import GREEDY, VirtualDriver
 from sluice.testing.executors import FakeExecutor
 from sluice.testing.ledgers import check_ledger
@@ -154,7 +154,7 @@ class ReplicaRun:
 
 
 def check_invariants(replica: Replica) -> None:
-    """What holds after every event; ``AssertionError`` or ``InternalError`` otherwise."""
+    """What holds after every event; an error otherwise."""
     roster, limits = replica.roster, replica.limits
     check_ledger(roster.ledger, [sequence.table for sequence in roster.residents])
     assert len(roster.residents) <= limits.sequences_max
@@ -176,15 +176,7 @@ def check_invariants(replica: Replica) -> None:
     elif roster.waiting:
         assert limits.policy is BatchingPolicy.STATIC, "the waiting stand still"
     if plan is not None:
-        check_plan(plan, limits)
-
-
-def check_plan(plan: Plan, limits: BatchingLimits) -> None:
-    """A plan that an executor can compute: decode rows first, blocks enough, each sequence once."""
-    sequences = [row.sequence for row in plan.rows]
-    assert len(set(sequences)) == len(sequences)
-    for row in plan.rows:
-        assert row.tokens
-        assert len(row.blocks) * limits.block_size >= row.past_tokens + len(row.tokens)
-        assert len(set(row.blocks)) == len(row.blocks)
-        assert all(0 <= block < limits.blocks_total for block in row.blocks)
+        check_plan(plan, limits.replica)
+        for row in plan.rows:
+            assert len(set(row.blocks)) == len(row.blocks), "a block twice in one table"
+        assert len({row.sequence for row in plan.rows}) == len(plan.rows), "a sequence in two rows"

@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 from functools import partial
 
 from sluice.catalog.catalogue import Catalogue
+from sluice.cluster.fleet_driver import FleetDriver, Launch
 from sluice.cluster.gateway import LocalGateway
-from sluice.cluster.local import Patience, ReplicaProcess
+from sluice.cluster.local import Patience, ReplicaListener, ReplicaProcess
 from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel
-from sluice.config.sections import CatalogueSection, ModelSection
+from sluice.config.sections import CatalogueSection, JournalSection, ModelSection
 from sluice.config.settings import Settings
 from sluice.core.fleet import Fleet
 from sluice.core.pools import PoolLimits
@@ -62,7 +63,6 @@ def make_gateway(settings: Settings, models: tuple[PreparedModel, ...]) -> Local
         for model in models
         for number in range(model.section.replicas.min)
     }
-    threads = _threads_each(len(replicas))
     journal = open_journal(settings.journal, "gateway")
     metrics = Metrics(
         [model.name for model in models],
@@ -71,7 +71,25 @@ def make_gateway(settings: Settings, models: tuple[PreparedModel, ...]) -> Local
         journal_dropped=(lambda: journal.dropped) if journal is not None else (lambda: 0),
     )
 
-    def launch(replica_id: str, gateway: LocalGateway) -> ReplicaProcess:
+    pools = [_pool_limits(model, replicas) for model in models]
+    served = {model.name: _served(model, settings) for model in models}
+    observer = Observer(metrics, journal, monotonic_ns, deployment(models))
+    driver = FleetDriver(
+        fleet=Fleet(pools, chance=random.SystemRandom()),
+        models=served,
+        replicas={replica_id: model.name for replica_id, model in replicas.items()},
+        launch=_launch(replicas, settings.journal),
+        observer=observer,
+        clock=monotonic_ns,
+    )
+    return LocalGateway(driver, served, observer)
+
+
+def _launch(replicas: Mapping[str, PreparedModel], journal: JournalSection) -> Launch:
+    """What makes the process of a replica by its id."""
+    threads = _threads_each(len(replicas))
+
+    def launch(replica_id: str, listener: ReplicaListener) -> ReplicaProcess:
         model = replicas[replica_id]
         boot = ReplicaBoot(
             replica_id=replica_id,
@@ -79,21 +97,13 @@ def make_gateway(settings: Settings, models: tuple[PreparedModel, ...]) -> Local
             folder=model.folder.path.absolute(),
             threads=model.section.threads or threads,
             section=model.section,
-            journal=settings.journal,
+            journal=journal,
         )
         command = (sys.executable, "-m", "sluice.wiring.replica", boot.to_json())
         patience = Patience(model.section.load_s_max, model.section.silence_s_max)
-        return ReplicaProcess(replica_id, command, gateway, patience)
+        return ReplicaProcess(replica_id, command, listener, patience)
 
-    pools = [_pool_limits(model, replicas) for model in models]
-    return LocalGateway(
-        fleet=Fleet(pools, chance=random.SystemRandom()),
-        models={model.name: _served(model, settings) for model in models},
-        replicas={replica_id: model.name for replica_id, model in replicas.items()},
-        launch=launch,
-        observer=Observer(metrics, journal, monotonic_ns, deployment(models)),
-        clock=monotonic_ns,
-    )
+    return launch
 
 
 def _threads_each(replicas: int) -> int | None:

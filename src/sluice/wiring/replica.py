@@ -25,6 +25,7 @@ from sluice.runtime.clock import monotonic_ns
 from sluice.runtime.messages import LoadFailed, Ready
 from sluice.runtime.model_folder import ModelFolder, read_model_folder
 from sluice.runtime.outputs import TextOutputs
+from sluice.runtime.prepare import hold
 from sluice.runtime.realtime import Record, ReplicaDriver, record_nothing
 from sluice.runtime.recorder import Recorder
 from sluice.runtime.tokenizing import Tokenizer
@@ -42,7 +43,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway decides when to stop
     log.set_up(boot.replica_id)
     try:
-        run(boot, channel)
+        with hold(boot.folder):
+            run(boot, channel)
     except ChannelClosed as closed:
         _log.info("replica %s ends: %s", boot.replica_id, closed)
 

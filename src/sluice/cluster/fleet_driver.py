@@ -1,0 +1,228 @@
+"""The live driver of the fleet: calls and replicas' messages in, effects performed.
+
+It turns calls, messages of replicas and timers into events, hands them to ``Fleet.handle`` and
+performs the effects. Which call is admitted, where it runs and when a process is started again is
+decided there. The calls themselves are kept in ``calls``.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import assert_never
+
+from sluice.cluster.calls import LiveCalls
+from sluice.cluster.local import ReplicaListener, ReplicaProcess
+from sluice.cluster.observer import Observer
+from sluice.cluster.readiness import crash_loops, readiness
+from sluice.cluster.served import ServedModel
+from sluice.core.errors import ModelLoadError
+from sluice.core.events import (
+    Abort,
+    Arrived,
+    Cancelled,
+    Dispatch,
+    Ended,
+    Fail,
+    FleetDraining,
+    FleetEffect,
+    FleetEvent,
+    Progress,
+    Reject,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaReported,
+    StartReplica,
+    Tick,
+    WakeAt,
+)
+from sluice.core.fleet import Fleet
+from sluice.core.pools import PoolView
+from sluice.runtime.generation import Call, Readiness
+from sluice.runtime.messages import (
+    Cancel,
+    ChoiceDone,
+    DrainDone,
+    FromReplica,
+    Load,
+    LoadFailed,
+    Ready,
+    RequestEnded,
+    Submit,
+    Text,
+)
+from sluice.runtime.streams import PieceStream
+
+Launch = Callable[[str, ReplicaListener], ReplicaProcess]
+
+# After a drain's grace period its calls are ended; replicas may take this long to say so.
+_ENDINGS_S_MAX = 1.0
+
+
+class FleetDriver:
+    """Drives a fleet whose replicas are processes on this machine.
+
+    ``models`` are told the limits of their replicas. ``replicas`` maps replica ids to their model.
+    ``clock`` gives monotonic nanoseconds.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        models: Mapping[str, ServedModel],
+        replicas: Mapping[str, str],
+        launch: Launch,
+        observer: Observer,
+        clock: Callable[[], int],
+    ) -> None:
+        self._fleet = fleet
+        self._models = models
+        self._model_of = dict(replicas)
+        self._observer = observer
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._load_failures: dict[str, LoadFailed] = {}
+        self._changed = asyncio.Event()
+        self._calls = LiveCalls(observer, clock, self._changed.set)
+        self._processes = {replica_id: launch(replica_id, self) for replica_id in replicas}
+
+    # ------------------------------------------------------------------------------------- calls
+
+    def refusal_before(self, call: Call) -> Reject | None:
+        """How the call would be refused whatever its prompt holds."""
+        return self._fleet.refusal_before(call.model, call.id, call.choices, self._clock())
+
+    def admit(self, call: Call, submit: Submit) -> PieceStream:
+        """Hand a call to the fleet. Raises what its refusal is towards the client."""
+        stream = self._calls.add(call, submit, self._models[call.model], self._cancel)
+        self._handle(Arrived(call.model, submit.request))
+        stream.raise_refusal()
+        return stream
+
+    def _cancel(self, request_id: str) -> None:
+        """The client left: the fleet forgets the call, its replica drops it."""
+        if self._calls.cancelled(request_id):
+            self._handle(Cancelled(request_id))
+            self._calls.end_if_left(request_id)
+
+    def pools(self) -> Sequence[PoolView]:
+        """The models and replicas as the fleet sees them at this moment."""
+        return self._fleet.pools(self._clock())
+
+    def readiness(self) -> Readiness:
+        """Whether calls are admitted and every model has a replica that serves."""
+        return readiness(self.pools(), self._clock(), draining=self._fleet.draining)
+
+    # ---------------------------------------------------------------------------------- lifetime
+
+    async def start(self) -> None:
+        """Start the replicas and wait until each model can be served.
+
+        Raises ``ModelLoadError`` where a model cannot be loaded; the processes are stopped then.
+        """
+        self._handle(Tick())
+        while not self.readiness().ready:
+            await self._changed.wait()
+            self._changed.clear()
+            failed = [failure.error for failure in self._load_failures.values()]
+            errors = failed or crash_loops(self.pools())
+            if errors:
+                await self.close()
+                raise ModelLoadError("; ".join(errors))
+
+    async def drain(self, grace_s: float) -> None:
+        """Admit nothing more and wait until every call has ended, at most about ``grace_s``."""
+        self._handle(FleetDraining(self._clock() + int(grace_s * 1e9)))
+        # The fleet ends calls at the deadline; a cancelled call, which it has forgotten, may be
+        # held by a replica that hangs.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s + _ENDINGS_S_MAX):
+                while self._calls:
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    async def close(self) -> None:
+        """Stop the processes. Calls that still live end with ``SHUTDOWN``."""
+        self._handle(FleetDraining(self._clock()))
+        self._handle(Tick())
+        self._calls.end_all()
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.gather(*(process.stop() for process in self._processes.values()))
+
+    # ---------------------------------------------------------------------------------- replicas
+
+    def busy(self, replica_id: str) -> bool:
+        """Whether the replica holds work, so that silence is a fault."""
+        return bool(self._calls.on_replica(replica_id))
+
+    def received(self, replica_id: str, messages: Sequence[FromReplica]) -> None:
+        """Messages came from the replica."""
+        for message in messages:
+            match message:
+                case Text():
+                    tokens = max(1, message.delta.tokens)
+                    self._handle(Progress(message.request_id, tokens))
+                    self._calls.deliver(message)
+                case ChoiceDone():
+                    self._calls.end_choice(message)
+                case RequestEnded():
+                    ended = Ended(message.request_id, message.reason, message.usage, message.phases)
+                    self._handle(ended)
+                    self._calls.ended(message)
+                case Load():
+                    self._handle(ReplicaReported(replica_id, message.report))
+                    self._observer.reported(replica_id, self._model_of[replica_id], message.report)
+                case Ready():
+                    model = self._model_of[replica_id]
+                    self._observer.ready(replica_id, model, message.limits)
+                    self._models[model].limits = message.limits
+                    self._handle(ReplicaReady(replica_id, message.limits))
+                    self._changed.set()
+                case LoadFailed():
+                    self._load_failures[replica_id] = message
+                case DrainDone():
+                    pass
+                case _:
+                    assert_never(message)
+
+    def lost(self, replica_id: str, error: str) -> None:
+        """The process of the replica is gone."""
+        failure = self._load_failures.get(replica_id)
+        if failure is not None:
+            error = failure.error
+        self._observer.lost(replica_id, self._model_of[replica_id], error)
+        self._calls.replica_lost(replica_id)
+        permanent = failure is not None and failure.permanent
+        self._handle(ReplicaLost(replica_id, error, permanent=permanent))
+        self._changed.set()
+
+    # ------------------------------------------------------------------------------------- fleet
+
+    def _handle(self, event: FleetEvent) -> None:
+        for effect in self._fleet.handle(event, self._clock()):
+            self._perform(effect)
+
+    def _perform(self, effect: FleetEffect) -> None:
+        match effect:
+            case Dispatch():
+                submit = self._calls.dispatched(effect)
+                self._processes[effect.replica_id].send(submit)
+            case Reject():
+                self._calls.refuse(effect)
+            case Abort():
+                self._processes[effect.replica_id].send(Cancel(effect.request_id))
+            case Fail():
+                self._calls.end_here(effect.request_id, effect.reason, effect.error)
+            case StartReplica():
+                self._load_failures.pop(effect.replica_id, None)
+                self._processes[effect.replica_id].start()
+            case WakeAt():
+                self._wake_at(effect.at_ns)
+            case _:
+                assert_never(effect)
+
+    def _wake_at(self, at_ns: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0, at_ns - self._clock()) / 1e9
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, Tick())

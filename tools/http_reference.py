@@ -1,0 +1,198 @@
+"""The HTTP reference: tables from the code, the rules between them in words.
+
+Called by ``tools.reference``. Routes, fields and ranges come from the server's own tables; a field
+without a note here fails the run, and tests/architecture/test_docs.py finds codes without a row.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+
+from sluice.server.app import ONE_MODEL, ROUTES
+from sluice.server.auth import Permission, permission_of
+from sluice.server.limits import Limits
+from sluice.server.models import MODELS_PREFIX
+from sluice.server.options import LOGPROBS_MAX, RANGES, STOPS_MAX
+from sluice.server.paths import NOT_SUPPORTED
+from sluice.server.wire import ChatRequest, CompletionRequest, Options, ResponsesRequest
+
+_LIMITS = Limits()
+# Prose with the names of ``Limits`` in braces.
+_RULES_FILE = Path(__file__).with_name("http_rules.md")
+
+_KEYS = {
+    Permission.OPEN: "none",
+    Permission.METRICS: "none; with `metrics_open = false` an API key or the admin key",
+    Permission.INFERENCE: "an API key, where keys are set",
+    Permission.ADMIN: "the admin key; closed without one",
+}
+
+_WHAT = {
+    "/v1/chat/completions": "a chat completion, streamed or whole",
+    "/v1/completions": "continues text, without a chat template",
+    "/v1/responses": "a response, for text and function tools; nothing is stored",
+    "/v1/models": "the models that can be asked for",
+    "/v1/models/{id}": "one of them; `max_model_len` is the context that one request can get",
+    "/health": "200 as long as the process answers",
+    "/ready": "200 where calls can be served at this moment, else 503 with the reason",
+    "/metrics": "[metrics](metrics.md) in Prometheus' text format",
+    "/admin/replicas": "state of each replica",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What a client finds in ``error.code`` and in ``x-sluice-reason``."""
+
+    name: str
+    status: str
+    meaning: str
+    advice: str
+
+
+CODES = (
+    Code("invalid_request", "400", "A parameter is missing, of the wrong type or out of its range.",
+         "Change the field that `param` names."),
+    Code("context_length_exceeded", "400", "The prompt, with `max_tokens`, is over the context.",
+         "Shorten the prompt or lower `max_tokens`."),
+    Code("too_many_choices", "400", "`n` is more than one replica can generate at once.",
+         "Lower `n`, or send several requests."),
+    Code("headers_too_large", "431", "The request head is over `server.header_bytes_max`.",
+         "Send fewer or shorter headers."),
+    Code("invalid_api_key", "401", "No key was sent, or one that is not known.",
+         "Send `Authorization: Bearer KEY`."),
+    Code("permission_denied", "403", "The key does not carry the permission for this path.",
+         "Use the other kind of key; set `server.admin_key_env` to open `/admin`."),
+    Code("model_not_found", "404", "No model of that name is served.", "See `GET /v1/models`."),
+    Code("not_found", "404", "Nothing is served at this path.", "The message names what is there."),
+    Code("method_not_allowed", "405", "The path takes another method.", "See `Allow`."),
+    Code("body_too_slow", "408", f"The body was not complete within {_LIMITS.body_s_max:g} s.",
+         "Send it at once."),
+    Code("body_too_large", "413", "The body is over `server.body_bytes_max`.",
+         "Send less, or raise the limit."),
+    Code("queue_full", "429", "All places of the model are taken.", "Wait for `Retry-After`."),
+    Code("queue_deadline", "429", "The request waited for its longest time, or to its deadline.",
+         "Wait for `Retry-After`."),
+    Code("deadline_expired", "429", "The deadline passed before the answer was complete.",
+         "Ask for less, or allow more time."),
+    Code("not_ready", "503", "No replica of the model is ready.", "Wait for `Retry-After`."),
+    Code("load_failed", "503", "The model could not be loaded.", "See the server's log."),
+    Code("draining", "503", "The server is shutting down and admits nothing more.",
+         "Send it to another server."),
+    Code("shutting_down", "503", "The server was shut down before the answer was complete.",
+         "Send it again."),
+    Code("cancelled", "503", "The request was cancelled on the server's side.", "Send it again."),
+    Code("connections", "503", "Too many connections are open.", "Close idle ones."),
+    Code("model_not_loaded", "503", "The model could not be used.", "See the server's log."),
+    Code("engine_error", "500, 502 or 504", "The engine failed, or no answer was complete within "
+         "`server.request_max` (504).", "Send it again; see the server's log."),
+    Code("replica_lost", "502", "The replica was lost after text had been sent, or twice.",
+         "Send it again."),
+    Code("internal_error", "500", "A bug in sluice.", "See the server's log under the request id."),
+)  # fmt: skip
+
+
+# Field: what it accepts where no range says so, its default, and what it does.
+NOTES: Mapping[str, tuple[str, str, str]] = {
+    "model": ("text", "required", "a name from `GET /v1/models`, exactly as it stands there"),
+    "stream": ("true, false", "false", "answer as an event stream"),
+    "stream_options": ("object", "none", "`include_usage`: a last chunk with token counts"),
+    "max_tokens": ("", "", "most tokens of each choice; see below"),
+    "max_completion_tokens": ("", "none", "the same; wins over `max_tokens`"),
+    "max_output_tokens": ("", "rest of the context", "most tokens of the answer"),
+    "temperature": ("", "1", "0 takes the most likely token each time"),
+    "top_p": ("", "1", "smallest set of tokens with this probability"),
+    "n": (f"1 to {_LIMITS.choices_max}", "1", "choices; see below"),
+    "stop": (f"text or up to {STOPS_MAX} texts", "none", "stop strings; see below"),
+    "seed": ("signed 64-bit", "none", "the same draws for the same request"),
+    "presence_penalty": ("", "0", "lowers tokens that were generated"),
+    "frequency_penalty": ("", "0", "lowers tokens by how often they were generated"),
+    "logit_bias": ("token id to -100 to 100", "none", "added to logits"),
+    "user": ("text", "none", "accepted, changes nothing"),
+    "service_tier": ("text", "none", "accepted, changes nothing"),
+    "top_k": ("", "0", "vendor extension: the k most likely tokens; -1 and 0 are all"),
+    "min_p": ("", "0", "vendor extension: least probability, relative to the most likely token"),
+    "repetition_penalty": ("", "1", "vendor extension: divides logits of tokens that occurred"),
+    "ignore_eos": ("true, false", "false", "vendor extension: go on after the end token"),
+    "min_tokens": ("", "0", "vendor extension: no end before so many tokens"),
+    "stop_token_ids": ("list of token ids", "none", "vendor extension: tokens that end the output"),
+    "messages": ("list, not empty", "required", "content is text or a list of text parts"),
+    "logprobs": ("true, false", "false", "log-probabilities of the tokens"),
+    "top_logprobs": ("", "0", "likely alternatives of each token"),
+    "response_format": ("object", "text", "`text`, `json_object` or `json_schema`"),
+    "tools": ("list", "none", "function tools"),
+    "tool_choice": ("text or object", "auto", "`auto`, `none`, `required` or one function"),
+    "parallel_tool_calls": ("true, false", "true", "accepted, changes nothing"),
+    "functions": ("list", "none", "refused unless empty; use `tools`"),
+    "modalities": ("list", "none", 'refused unless `["text"]`'),
+    "chat_template_kwargs": ("object", "none", "vendor extension: variables of the template"),
+    "prompt": ("text, token ids, or a list of these", "required", "what is continued; see below"),
+    "echo": ("true, false", "false", "put the prompt in front; not with `logprobs` or token ids"),
+    "suffix": ("text", "none", "refused unless empty"),
+    "best_of": ("number", "n", "refused unless equal to `n`"),
+    "input": ("text or list of items", "required", "messages, function calls and their outputs"),
+    "instructions": ("text", "none", "becomes a system message in front"),
+    "include": ("list", "none", "`message.output_text.logprobs` gives log-probabilities"),
+    "text": ("object", "text", "`format`: `text`, `json_object` or `json_schema`"),
+    "metadata": ("object of texts", "none", "repeated in the answer"),
+    "store": ("true, false", "false", "true is refused; see below"),
+    "background": ("true, false", "false", "true is refused"),
+    "previous_response_id": ("text", "none", "refused"),
+    "conversation": ("text or object", "none", "refused"),
+    "truncation": ("text", "disabled", "refused unless `disabled`"),
+}  # fmt: skip
+
+
+# Fields that mean another thing on one route.
+_SPECIAL: Mapping[tuple[type, str], tuple[str, str, str]] = {
+    (CompletionRequest, "logprobs"): (
+        f"0 to {LOGPROBS_MAX}",
+        "none",
+        "with likely alternatives",
+    ),
+    (ResponsesRequest, "prompt"): ("object", "none", "refused: no prompts are kept here"),
+}
+
+
+def http_lines() -> Iterator[str]:
+    """The lines of the page."""
+    yield from ("# HTTP", "", "OpenAI's API, as far as it is listed here.", "")
+    yield from ("| method | path | what | key |", "|---|---|---|---|")
+    yield from _routes()
+    starts = ", ".join(f"`{path}`" for path in NOT_SUPPORTED)
+    yield from ("", f"Not supported, answered with 404 and what is there: {starts}.")
+    yield from ("", "GET paths take HEAD too, all take OPTIONS. Paths are compared byte for byte.")
+    yield from _fields("Fields of chat and text completions", Options, None)
+    yield from _fields("Fields of `/v1/chat/completions`", ChatRequest, Options)
+    yield from _fields("Fields of `/v1/completions`", CompletionRequest, Options)
+    yield from _fields("Fields of `/v1/responses`", ResponsesRequest, None)
+    rules = _RULES_FILE.read_text(encoding="utf-8").format_map(asdict(_LIMITS))
+    yield from ("", *rules.splitlines())
+    yield from ("", "## Codes", "")
+    yield 'Errors have the body `{"error": {"message", "type", "param", "code"}}`; refusals by'
+    yield "admission also `measured` and `threshold`. The code is in `x-sluice-reason` as well."
+    yield from ("", "| code | status | meaning | what to do |", "|---|---|---|---|")
+    for code in CODES:
+        yield f"| `{code.name}` | {code.status} | {code.meaning} | {code.advice} |"
+
+
+def _routes() -> Iterator[str]:
+    routes = {path.decode(): route.method for path, route in ROUTES.items()}
+    routes[MODELS_PREFIX.decode() + "{id}"] = ONE_MODEL.method
+    for path, method in routes.items():
+        yield f"| {method} | `{path}` | {_WHAT[path]} | {_KEYS[permission_of(path.encode())]} |"
+
+
+def _fields(title: str, kind: type[msgspec.Struct], without: type | None) -> Iterator[str]:
+    left_out = {field.name for field in msgspec.structs.fields(without)} if without else set()
+    yield from ("", f"## {title}", "", "| field | accepted | default | meaning |")
+    yield "|---|---|---|---|"
+    for field in msgspec.structs.fields(kind):
+        if field.name not in left_out:
+            note = _SPECIAL.get((kind, field.name), NOTES[field.name])
+            accepted, default, meaning = note
+            accepted = accepted or f"{RANGES[field.name]}"
+            default = default or "see below"
+            yield f"| `{field.name}` | {accepted} | {default} | {meaning} |"
