@@ -25,6 +25,7 @@ from sluice.runtime.generation import (
     Piece,
     TokenPrompt,
 )
+from sluice.runtime.grammar_trial import GrammarTrial
 from sluice.runtime.streams import PieceStream
 from sluice.runtime.templates import ChatTemplate
 from sluice.telemetry.journal import JournalWriter
@@ -38,7 +39,9 @@ LIMITS = BatchingLimits(400, 4, 100, sequences_max=4)
 
 
 def served_model(
-    cls: type[ServedModel] = ServedModel, values: Mapping[str, Any] = {}
+    cls: type[ServedModel] = ServedModel,
+    values: Mapping[str, Any] = {},
+    trial: GrammarTrial | None = None,
 ) -> ServedModel:
     """The tiny tokenizer's model, as the gateway serves it."""
     tokenizer = tokenizer_of(byte_level_values(**values))
@@ -49,6 +52,7 @@ def served_model(
         template=ChatTemplate(tokenizer.facts, lambda: None),  # type: ignore[arg-type,return-value]
         slo={"quick": SloSection(ttft_s=0.5, tpot_s=0.05)},
         new_id=lambda: f"call{next(numbers)}",
+        trial=trial,
     )
 
 

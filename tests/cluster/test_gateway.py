@@ -405,6 +405,18 @@ def test_calls_spread_over_replicas_and_move_when_one_is_lost():
     in_virtual_time(work)
 
 
+def test_a_call_on_board_of_a_replica_that_fell_silent_ends():
+    async def work() -> None:
+        rig = Rig(limits=ONE_SLOT)
+        await rig.gateway.start()
+        stream = await rig.generate("a", output=5)
+        rig.process.crash("silent for 30 s", silent=True)
+        assert (await ending(stream)).reason is EndReason.FAILED
+        rig.check_empty()
+
+    in_virtual_time(work)
+
+
 # ------------------------------------------------------------------------------------------ D-23
 
 

@@ -29,6 +29,7 @@ class Watcher:
     def __init__(self) -> None:
         self.messages: list[FromReplica] = []
         self.losses: list[str] = []
+        self.silent = False
         self.works = True
         self.something = asyncio.Event()
 
@@ -38,8 +39,9 @@ class Watcher:
         self.messages += messages
         self.something.set()
 
-    def lost(self, replica_id: str, error: str) -> None:
+    def lost(self, replica_id: str, error: str, *, silent: bool = False) -> None:
         self.losses.append(error)
+        self.silent = silent
         self.something.set()
 
     def busy(self, replica_id: str) -> bool:
@@ -107,6 +109,7 @@ def test_one_that_is_silent_with_work_at_hand_is_killed():
         told = await lost(process, watcher)
         assert "silent" in told
         assert "SIGKILL" in told
+        assert watcher.silent
 
     run("channel.send([DrainDone()])\ntime.sleep(100)", work, silence_s=0.3)
 
@@ -201,6 +204,7 @@ def test_one_that_closes_its_channel_and_stays_is_killed_and_told(monkeypatch):
 
     async def work(process: ReplicaProcess, watcher: Watcher) -> None:
         assert "SIGKILL" in await lost(process, watcher)
+        assert not watcher.silent
 
     run("channel._socket.close()\ntime.sleep(100)", work)
 

@@ -1,15 +1,17 @@
 """What a call means in tokens, and how one that means nothing is refused."""
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
 
-from sluice.cluster.served import ServedModel
-from sluice.core.errors import ContextExceeded, InvalidRequest
+from sluice.cluster.served import _SCHEMAS_MAX, ServedModel
+from sluice.core.errors import ContextExceeded, InvalidRequest, Overloaded
 from sluice.core.events import ReplicaLimits
 from sluice.core.sampling import Sampling
 from sluice.runtime.generation import Call, ChatPrompt, Delta, OutputFormat, TextPrompt, TokenPrompt
+from sluice.runtime.grammar_trial import GrammarTrial
 from sluice.runtime.messages import Submit
 from tests.cluster.rig import Rig, S, in_virtual_time, served_model
 
@@ -102,10 +104,10 @@ def test_a_text_that_is_too_long_is_refused_before_it_is_tokenised():
 @pytest.mark.parametrize(
     ("prompt", "output", "numbers", "param"),
     [
-        (600, None, ("600", "400"), "messages"),
+        (600, None, ("600", "400"), "prompt"),
         (390, 20, ("390", "20", "400"), "max_tokens"),
         (399, 1, (), None),
-        (400, 1, ("400",), "messages"),
+        (400, 1, ("400",), "prompt"),
     ],
 )
 def test_d03_the_message_has_what_was_asked_and_what_there_is(prompt, output, numbers, param):
@@ -179,9 +181,11 @@ def test_tool_calls_are_taken_out_of_the_text_of_their_choice():
 def test_a_long_prompt_is_tokenised_beside_the_event_loop():
     served = replace_limits(served_model(values={"llama.context_length": 100_000}))
 
+    long = call(TextPrompt("hello " * 8000), body_bytes=50_000)
+
     async def work() -> tuple[Submit, int]:
         turns = 0
-        submitting = asyncio.create_task(served.submit(call(TextPrompt("hello " * 8000))))
+        submitting = asyncio.create_task(served.submit(long))
         while not submitting.done():
             turns += 1
             await asyncio.sleep(0)
@@ -195,3 +199,73 @@ def test_a_long_prompt_is_tokenised_beside_the_event_loop():
 def replace_limits(served: ServedModel) -> ServedModel:
     served._card = replace(served._card, context_tokens_max=100_000)
     return served
+
+
+@pytest.mark.parametrize("left", [(), (264, 265)])
+def test_a_minimum_with_every_token_as_its_end_is_refused(left):
+    served = served_model()
+    every = tuple(i for i in range(served._tokenizer.facts.vocab_size) if i not in left)
+    with pytest.raises(InvalidRequest, match="every token") as refused:
+        submitted(served, call(output_tokens_min=1, stop_tokens=every))
+    assert refused.value.param == "stop_token_ids"
+    assert submitted(served, call(output_tokens_min=1, stop_tokens=every[1:]))
+    assert submitted(served, call(stop_tokens=every))
+
+
+def schema_call(**schema) -> Call:
+    return call(output_format=OutputFormat("json_schema", schema))
+
+
+class Trial(GrammarTrial):
+    """Refuses what holds a word, and may be held up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.go.set()
+        self.asked = 0
+
+    def check(self, grammar: str, param: str) -> None:
+        self.asked += 1
+        assert self.go.wait(10)
+        if "poison" in grammar:
+            raise InvalidRequest("too much", param=param)
+
+
+def test_a_schema_that_fails_its_trial_is_refused_at_the_door():
+    served = served_model(trial=Trial())
+    assert submitted(served, schema_call(const="fine")).grammar
+    with pytest.raises(InvalidRequest, match="too much") as refused:
+        submitted(served, schema_call(const="poison"))
+    assert refused.value.param == "response_format"
+    tool = {"type": "function", "function": {"name": "poison"}}
+    with pytest.raises(InvalidRequest, match="too much") as refused:
+        submitted(served, call(ChatPrompt([{"role": "user", "content": "x"}], (tool,), "required")))
+    assert refused.value.param == "tools"
+
+
+def test_the_format_that_is_always_the_same_is_not_tried():
+    trial = Trial()
+    one = call(output_format=OutputFormat("json_object"))
+    assert submitted(served_model(trial=trial), one).grammar
+    assert not trial.asked
+
+
+def test_the_number_of_schemas_that_wait_to_be_checked_is_bounded():
+    trial = Trial()
+    served = served_model(trial=trial)
+
+    async def scene() -> None:
+        trial.go.clear()
+        waiting = [
+            asyncio.create_task(served.submit(schema_call(const=i))) for i in range(_SCHEMAS_MAX)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded) as refused:
+            await served.submit(schema_call(const="more"))
+        assert refused.value.status == 429
+        trial.go.set()
+        await asyncio.gather(*waiting)
+        assert (await served.submit(schema_call(const="later"))).grammar
+
+    asyncio.run(scene())

@@ -1,6 +1,7 @@
 """Sources, their order, and the mistakes that users make in them."""
 
 import hashlib
+import os
 import textwrap
 from pathlib import Path
 
@@ -432,3 +433,66 @@ def test_lines_of_keys_are_found_past_comments_long_text_and_quotes():
 
 def test_components_can_be_built_without_a_loader():
     assert ModelSection("x").sequences_max == 32
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("x = " + "[" * 100_000, "sluice.toml: is nested too deeply"),
+        (f"\n[{'.'.join('a' * 20_000)}]\n", "sluice.toml:2: is nested too deeply"),
+        (f"{'.'.join('a' * 20_000)} = 1", "sluice.toml:1: is nested too deeply"),
+        (f"\n\nx = {'1' * 5000}", "sluice.toml:3: a number has too many digits"),
+        (f"\nx = {'1_' * 4999}1", "sluice.toml:2: a number has too many digits"),
+        ("[slo.a]\nttft = nan", 'slo.a.ttft: must be a duration such as "500ms"'),
+        ("[slo.a]\nttft = true", 'slo.a.ttft: must be a duration such as "500ms"'),
+    ],
+    ids=range(7),
+)
+def test_text_that_asks_too_much_of_the_parser_is_refused_with_its_place(problems, text, problem):
+    assert any(problem in told for told in problems(text))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "server.cors_origins=" + "[" * 100_000,
+        "models.m.threads=" + "1" * 5000,
+        "models.m=" + "[" * 100_000,
+        ".".join("a" * 20_000) + "=1",
+        "a" + "[" * 100_000 + "=1",
+    ],
+    ids=range(5),
+)
+def test_options_that_ask_too_much_of_the_parser_are_refused(problems, override):
+    assert problems("", override)
+
+
+def test_a_variable_that_is_nested_too_deeply_is_refused(problems):
+    assert "too deeply" in problems(**{"SLUICE_" + "__".join("A" * 2000): "1"})[0]
+
+
+@pytest.mark.parametrize("name", ["../../x", "a..b", "a b", "a\\n\\u001b[31m", "a" * 129, "", "é"])
+def test_a_model_name_that_cannot_stand_in_an_address_is_refused(problems, name):
+    (told,) = problems(f'[models."{name}"]\nsource = "a"')
+    assert "a model's name has at most 128" in told
+
+
+def test_a_model_name_may_be_that_of_a_repository(load):
+    names = ["org/Qwen2.5-Coder_3B:Q4_K_M", "a" * 128]
+    text = "".join(f'[models."{name}"]\nsource = "a"\n' for name in names)
+    assert list(load(text).settings.models) == names
+
+
+def test_what_is_no_regular_file_of_moderate_size_is_not_read(tmp_path, problems):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "long").write_text("#" * 1024**2 + "#")
+    for file, words in (
+        (tmp_path / "pipe", "not a regular file"),
+        (Path("/dev/zero"), "not a regular file"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "long", "longer than 1048576 bytes"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_settings(file, environment={})
+    told = problems(f'[server]\napi_key_file = "{tmp_path / "pipe"}"')
+    assert "not a regular file" in told[0]

@@ -479,6 +479,17 @@ def test_a_request_on_board_of_two_losses_is_not_tried_again() -> None:
     assert dispatched(driver.at(6, ReplicaReady("m-0", LIMITS))) == [("next", "m-0")]
 
 
+def test_a_request_on_board_of_a_replica_that_fell_silent_is_not_tried_again() -> None:
+    driver = one_slot()
+    driver.arrive(0, request("poison"), request("next"))
+    effects = driver.at(1, ReplicaLost("m-0", "silent for 30 s", silent=True))
+    (failed,) = [e for e in effects if isinstance(e, Fail)]
+    assert (failed.request_id, failed.reason) == ("poison", EndReason.FAILED)
+    assert "silent for 30 s" in failed.error
+    driver.at(2, Tick())
+    assert dispatched(driver.at(3, ReplicaReady("m-0", LIMITS))) == [("next", "m-0")]
+
+
 def test_a_second_wait_of_one_request_may_end_at_the_same_time_as_its_first() -> None:
     driver = one_slot()
     driver.arrive(0, request("r", deadline_ns=seconds(9)), request("next", deadline_ns=seconds(9)))

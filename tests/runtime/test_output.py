@@ -11,7 +11,7 @@ from sluice.core.sampling import SampledLogprobs, TokenLogprob
 from sluice.core.step import StopReason
 from sluice.runtime.detokenizing import TokenTable
 from sluice.runtime.generation import Delta
-from sluice.runtime.output import OutputRules, SequenceOutput
+from sluice.runtime.output import OutputRules, SequenceOutput, all_but
 
 END = 0
 
@@ -155,6 +155,19 @@ def test_nothing_ends_an_output_before_its_minimum():
     output.fill(words)
     assert words.tolist() == [0xFFFFFFFF, 0xFFFFFFFF]
     assert output.push(1) == (Delta(0, "a", 1), StopReason.STOP_STRING)
+
+
+def test_the_mask_of_many_end_tokens_is_made_once_for_all_tokens_and_choices():
+    all_but.cache_clear()
+    rules = OutputRules(output_tokens_min=100, stop_tokens=tuple(range(3, 4000)))
+    words = memoryview(bytearray(500)).cast("I")
+    for choice in range(2):
+        output = SequenceOutput(choice, TokenTable((b"a",) * 4000), (END,), rules)
+        for _ in range(20):
+            output.fill(words)
+            output.push(1)
+    assert words.tolist() == [0b110] + [0] * 124
+    assert all_but.cache_info().misses == 1
 
 
 def test_an_end_token_ends_an_output_that_has_its_minimum():

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import socket
+import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -13,6 +15,7 @@ from sluice.server import serve as serving
 from sluice.server.limits import Limits
 from sluice.server.serve import address_of, bind
 from sluice.testing.gateway import FakeGateway, Hold, Script, speak
+from sluice.testing.served import served
 from tests.server.wire_client import (
     CHAT,
     ask,
@@ -266,3 +269,82 @@ def test_the_end_of_an_answer_is_not_kept_for_ever(serve_app, monkeypatch):
         opened.sendall(raw_post())
         server.eventually(lambda: closed)
         assert len(read_all(opened)) < len(text)
+
+
+# ------------------------------------------------------------------- trailers, upgrades, stopping
+
+
+def chunked_post() -> bytes:
+    """A chunked request up to its last chunk; trailers and an empty line are left to be sent."""
+    body = raw_post().split(b"\r\n\r\n", 1)[1]
+    return CHUNKED + b"%x\r\n%s\r\n0\r\n" % (len(body), body)
+
+
+def test_trailers_are_dropped(server):
+    with connected(server) as opened:
+        opened.sendall(chunked_post() + b"x-request-id: trailer\r\nx-checksum: 1\r\n\r\n")
+        seen = read_until(opened, b"}}")
+        assert seen.startswith(b"HTTP/1.1 200 ")
+        assert b"x-request-id: trailer" not in seen
+        opened.sendall(raw_post())
+        assert read_until(opened, b"\r\n").startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("line", [b"x-trailer: %s\r\n" % (b"x" * 100), b"x" * 100])
+def test_trailers_over_the_limit_of_a_head_are_refused(server, monkeypatch, line):
+    parts: list[bytes] = []
+    on_body = serving.Protocol.on_body
+    monkeypatch.setattr(
+        serving.Protocol, "on_body", lambda self, body: (on_body(self, body), parts.append(body))
+    )
+    with connected(server) as opened:
+        opened.sendall(chunked_post() + (b"" if line.endswith(b"\n") else b"x-long: "))
+        server.eventually(lambda: parts)
+        opened.sendall(line * 50)
+        seen = read_until(opened, b"}}")
+    assert seen.startswith(b"HTTP/1.1 431 ")
+    assert b'"code":"headers_too_large"' in seen
+
+
+def test_an_offer_to_upgrade_is_ignored_and_the_body_is_kept(server):
+    head, body = raw_post().split(b"\r\n\r\n", 1)
+    head += (
+        b"\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEA\r\n\r\n"
+    )
+    with connected(server) as opened:
+        opened.sendall(head)
+        opened.sendall(body + head + body)
+        seen = read_until(opened, b"}}")
+        seen += read_until(opened, b"}}") if seen.count(b"200 OK") < 2 else b""
+        assert seen.count(b"HTTP/1.1 200 OK") == 2
+        opened.sendall(raw_post())
+        assert read_until(opened, b"\r\n").startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_tunnel_is_refused(server):
+    with connected(server) as opened:
+        opened.sendall(b"CONNECT example.com:443 HTTP/1.1\r\nhost: example.com:443\r\n\r\n")
+        assert read_all(opened).startswith(b"HTTP/1.1 400 ")
+
+
+def test_stopping_ends_bodies_and_idle_connections_at_once(caplog):
+    with ExitStack() as opened:
+        with served(FakeGateway()) as server:
+            idle, sending, silent = (opened.enter_context(connected(server)) for _ in range(3))
+            idle.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            read_until(idle, b"}")
+            sending.sendall(raw_post()[:-1])
+            chat(server)
+            began = time.monotonic()
+        took_s = time.monotonic() - began
+        assert b'"code":"draining"' in read_all(sending)
+        assert read_all(idle) == read_all(silent) == b""
+    assert took_s < serving._CLOSE_S_MAX / 2
+    assert not caplog.records
+
+
+def test_what_is_no_http_is_not_logged(server, caplog):
+    with connected(server) as opened:
+        opened.sendall(b"GET\r\n\r\n")
+        read_all(opened)
+    assert not caplog.records

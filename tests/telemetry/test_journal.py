@@ -1,21 +1,26 @@
 """The journal survives crashes, full disks and vanished folders, and reads back in order."""
 
 import io
+import os
 import random
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.telemetry import journal as journal_module
+from sluice.telemetry import segments as segments_module
 from sluice.telemetry.journal import Clocks, Entry, JournalLimits, JournalReader, JournalWriter
 from sluice.telemetry.records import (
     AnyRecord,
@@ -30,6 +35,7 @@ from sluice.telemetry.records import (
 )
 from sluice.telemetry.segments import (
     FORMAT_VERSION,
+    MAGIC,
     FrameEncoder,
     JournalUnreadable,
     SegmentHeader,
@@ -315,6 +321,73 @@ def test_a_torn_tail_is_reported_and_other_segments_are_read(opened: Open, tmp_p
     assert "other.journal is not a journal segment" in reader.problems[0]
 
 
+def _framed(body: bytes) -> bytes:
+    return struct.pack("<II", len(body), zlib.crc32(body)) + body
+
+
+def _bomb() -> bytes:
+    """Declares little and holds more."""
+    body = zstandard.ZstdCompressor().compress(bytes(300))
+    assert body[4:7] == b"\x60\x2c\x00"  # two bytes of size, less 256
+    return body[:5] + b"\x00\x00" + body[7:]
+
+
+ZSTD_HEAD = bytes.fromhex("28b52ffd")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"not compressed at all",
+        b"",
+        ZSTD_HEAD + b"\xe0" + struct.pack("<Q", 2**40) + bytes(20),
+        ZSTD_HEAD + b"\xe0" + struct.pack("<Q", 2**26 + 1) + bytes(20),
+        zstandard.ZstdCompressor(write_content_size=False).compress(b"\x90"),
+        _bomb(),
+        *(
+            zstandard.ZstdCompressor().compress(plain)
+            for plain in (
+                b"\xc1\xc1",
+                b"\x80",
+                b"\xdd\xff\xff\xff\xff",
+                b"\xdd\x00\x0f\x00\x00" + b"\x90" * 0xF0000,
+                b"\x91" * 200_000,
+            )
+        ),
+    ],
+    ids=range(11),
+)
+def test_a_frame_that_no_writer_made_counts_as_torn(
+    opened: Open, tmp_path: Path, body: bytes
+) -> None:
+    writer = opened()
+    writer.append(token(1))
+    writer.close()
+    (path,) = segment_paths(tmp_path / "j")
+    whole = path.read_bytes()
+    path.write_bytes(whole + _framed(body))
+    reader = JournalReader(tmp_path / "j")
+    assert [entry.record for entry in reader.entries()] == [token(1)]
+    assert "torn" in reader.problems[0]
+    path.write_bytes(whole[: len(MAGIC)] + _framed(body))
+    reader = JournalReader(tmp_path / "j")
+    assert list(reader.entries()) == []
+    assert path.name in reader.problems[0]
+
+
+def test_records_that_are_too_long_for_one_frame_get_several(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments_module, "FRAME_BYTES_MAX", 300)
+    writer = opened()
+    told = [token(i, "r" * 50) for i in range(20)]
+    for record in (*told[:10], token(99, "r" * 500), *told[10:]):
+        writer.append(record)
+    writer.close()
+    assert records(tmp_path / "j") == told
+    assert writer.dropped == 1
+
+
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     header = SegmentHeader(FORMAT_VERSION + 1, "g", 1, 0, 0, "9.9")
     (tmp_path / "x.journal").write_bytes(FrameEncoder().header(header))
@@ -346,7 +419,7 @@ def test_a_vanished_folder_is_made_again(opened: Open, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_drops_and_counts_then_recovers(
-    opened: Open, tmp_path: Path
+    opened: Open, tmp_path: Path, time: Time
 ) -> None:
     (tmp_path / "j").write_text("a file is in the way")
     writer = opened()
@@ -356,6 +429,7 @@ def test_a_folder_that_cannot_be_made_drops_and_counts_then_recovers(
     assert writer.dropped == 2
     assert writer.error
     (tmp_path / "j").unlink()
+    time.now_ns += 10**9
     writer.append(token(3))
     writer.close()
     assert writer.error == ""
@@ -366,7 +440,7 @@ def test_a_folder_that_cannot_be_made_drops_and_counts_then_recovers(
 
 
 def test_a_full_disk_in_the_middle_of_a_frame_leaves_a_readable_journal(
-    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Open, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = opened()
     writer.append(token(1))
@@ -375,6 +449,7 @@ def test_a_full_disk_in_the_middle_of_a_frame_leaves_a_readable_journal(
         patch.setattr(journal_module._OpenSegment, "write", _write_half)
         writer.append(token(2))
         writer.flush()
+    time.now_ns += 10**9
     writer.append(token(3))
     writer.close()
     reader = JournalReader(tmp_path / "j")
@@ -382,6 +457,66 @@ def test_a_full_disk_in_the_middle_of_a_frame_leaves_a_readable_journal(
     assert found == [token(1), Gap(3, 1, "No space left on device"), token(3)]
     assert "torn" in reader.problems[0]
     assert writer.dropped == 1
+
+
+def test_a_full_disk_leaves_no_files_behind_and_is_tried_ever_more_rarely(
+    opened: Open, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = opened()
+    tries_s: list[int] = []
+    make = journal_module._OpenSegment
+
+    def counted(path: Path, header: bytes, opened_ns: int) -> journal_module._OpenSegment:
+        tries_s.append((opened_ns - 1_000) // 10**9)
+        return make(path, header, opened_ns)
+
+    monkeypatch.setattr(journal_module, "_OpenSegment", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(make, "write", _write_half)
+        for second in range(200):
+            writer.append(token(second))
+            writer.flush()
+            assert segment_paths(tmp_path / "j") == []
+            time.now_ns += 10**9
+    assert tries_s == [0, 1, 3, 7, 15, 31, 61, 91, 121, 151, 181]
+    assert writer.dropped == 200
+    time.now_ns += 30 * 10**9
+    writer.append(token(200))
+    writer.flush()
+    assert records(tmp_path / "j")[1:] == [token(200)]
+    assert writer.error == ""
+
+
+def test_a_segment_without_a_whole_frame_of_records_is_deleted(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = opened()
+    write = journal_module._OpenSegment.write
+
+    def only_headers(segment: journal_module._OpenSegment, frame: bytes) -> None:
+        (_write_half if segment.bytes else write)(segment, frame)
+
+    monkeypatch.setattr(journal_module._OpenSegment, "write", only_headers)
+    writer.append(token(1))
+    writer.flush()
+    assert segment_paths(tmp_path / "j") == []
+
+
+def test_old_empty_segments_of_any_process_are_deleted(
+    opened: Open, tmp_path: Path, time: Time
+) -> None:
+    (tmp_path / "j").mkdir()
+    for name, age_s in (("old", 61), ("new", 59)):
+        path = tmp_path / "j" / f"{name}.journal"
+        path.touch()
+        written_ns = WALL_NS + time.now_ns - age_s * 10**9
+        os.utime(path, ns=(written_ns, written_ns))
+    writer = opened()
+    writer.append(token(1))
+    writer.flush()
+    names = [path.name for path in segment_paths(tmp_path / "j")]
+    assert "new.journal" in names
+    assert "old.journal" not in names
 
 
 def _write_half(segment: journal_module._OpenSegment, frame: bytes) -> None:

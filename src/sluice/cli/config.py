@@ -9,7 +9,7 @@ import click
 from sluice.catalog.models import DEFAULT_MODEL
 from sluice.cli.options import json_option, print_json, settings_options
 from sluice.config.explain import Entry, default_text, explain
-from sluice.config.load import load_settings, settings_file
+from sluice.config.load import file_text, load_settings, settings_file
 from sluice.config.sources import Override
 from sluice.core.errors import ConfigError
 from sluice.wiring.defaults import models_of
@@ -89,7 +89,9 @@ def _require_readable(config: Path | None) -> None:
     if file is None:
         return
     try:
-        file.open("rb").close()
+        file_text(file)
+    except ValueError:
+        return  # a finding
     except OSError as error:
         raise ConfigError((f"{file}: cannot be read: {error.strerror}",)) from None
 

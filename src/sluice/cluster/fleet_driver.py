@@ -185,7 +185,7 @@ class FleetDriver:
                 case _:
                     assert_never(message)
 
-    def lost(self, replica_id: str, error: str) -> None:
+    def lost(self, replica_id: str, error: str, *, silent: bool = False) -> None:
         """The process of the replica is gone."""
         failure = self._load_failures.get(replica_id)
         if failure is not None:
@@ -193,7 +193,7 @@ class FleetDriver:
         self._observer.lost(replica_id, self._model_of[replica_id], error)
         self._calls.replica_lost(replica_id)
         permanent = failure is not None and failure.permanent
-        self._handle(ReplicaLost(replica_id, error, permanent=permanent))
+        self._handle(ReplicaLost(replica_id, error, permanent=permanent, silent=silent))
         self._changed.set()
 
     # ------------------------------------------------------------------------------------- fleet

@@ -10,9 +10,10 @@ from dataclasses import replace
 from sluice.cluster.fleet_driver import FleetDriver
 from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel
-from sluice.core.errors import ModelNotFound, RequestError
+from sluice.core.errors import ModelNotFound, Overloaded, RequestError
 from sluice.core.pools import PoolView
 from sluice.runtime.generation import Call, ModelCard, Readiness, Refused
+from sluice.runtime.messages import Submit
 from sluice.runtime.refusals import overload_error
 from sluice.runtime.streams import PieceStream
 
@@ -34,12 +35,20 @@ class LocalGateway:
         try:
             served = self._served(call.model)
             self._refuse_before_work(call)
-            submit = await served.submit(call)
+            submit = await self._submit(served, call)
         except RequestError as error:
             status = 404 if isinstance(error, ModelNotFound) else 400
             self.refused(Refused(call.id, call.client_id, call.model, status, error.code))
             raise
         return self._driver.admit(call, submit)
+
+    async def _submit(self, served: ServedModel, call: Call) -> Submit:
+        try:
+            return await served.submit(call)
+        except Overloaded as error:
+            early = Refused(call.id, call.client_id, call.model, error.status, error.reason)
+            self.refused(early)
+            raise
 
     def _refuse_before_work(self, call: Call) -> None:
         """Spare the work of tokenising where the fleet would refuse whatever the prompt holds."""

@@ -38,8 +38,11 @@ class ReplicaListener(Protocol):
         """Messages came from the replica, in order."""
         ...
 
-    def lost(self, replica_id: str, error: str) -> None:
-        """The process ended or was ended without having been asked to stop."""
+    def lost(self, replica_id: str, error: str, *, silent: bool = False) -> None:
+        """The process ended or was ended without having been asked to stop.
+
+        ``silent`` says that it was ended because it held work and said nothing.
+        """
         ...
 
     def busy(self, replica_id: str) -> bool:
@@ -69,6 +72,7 @@ class ReplicaProcess:
         self._watch: asyncio.Task[None] | None = None
         self._stopping = False
         self._spoke = False
+        self._silent = False
 
     @property
     def pid(self) -> int | None:
@@ -78,7 +82,7 @@ class ReplicaProcess:
     def start(self) -> None:
         """Start a process; what comes of it is told to the listener."""
         if not self._stopping:
-            self._spoke = False
+            self._spoke = self._silent = False
             self._watch = asyncio.create_task(self._run(), name=f"replica {self.replica_id}")
 
     def send(self, message: ToReplica) -> None:
@@ -128,7 +132,7 @@ class ReplicaProcess:
             status = _exit_words(await process.wait())
             error = f"{error}; {status}"
         if not self._stopping:
-            self._listener.lost(self.replica_id, error)
+            self._listener.lost(self.replica_id, error, silent=self._silent)
 
     async def _live(self) -> str:
         """Run one incarnation to its end and say how it ended."""
@@ -159,6 +163,7 @@ class ReplicaProcess:
             while not (await asyncio.wait([receiving], timeout=self._wait_s(load_by_s)))[0]:
                 impatient = self._impatient_words()
                 if impatient:
+                    self._silent = self._spoke
                     receiving.cancel()
                     return impatient
             try:

@@ -7,11 +7,12 @@ strings are carried out in the replica.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import assert_never
 
 from sluice.config.sections import SloSection
-from sluice.core.errors import ContextExceeded, InvalidRequest
+from sluice.core.errors import ContextExceeded, InvalidRequest, Overloaded
 from sluice.core.events import ReplicaLimits
 from sluice.core.request import Request
 from sluice.runtime.generation import (
@@ -23,22 +24,26 @@ from sluice.runtime.generation import (
     TokenPrompt,
 )
 from sluice.runtime.grammar import format_grammar, tool_grammar
+from sluice.runtime.grammar_trial import GrammarTrial
 from sluice.runtime.messages import Submit
 from sluice.runtime.output import OutputRules
 from sluice.runtime.templates import ChatTemplate
 from sluice.runtime.tokenizing import Tokenizer
 from sluice.runtime.tools import ToolCallParser, ToolFormat, tool_format
 
-# Text longer than this is rendered and tokenised on another thread: at about 5 MB/s a shorter one
-# holds the event loop for a few milliseconds at most.
-_INLINE_CHARS_MAX = 16_384
+# Requests longer than this are rendered and tokenised on another thread: at about 5 MB/s a shorter
+# one holds the event loop for a few milliseconds at most.
+_INLINE_BYTES_MAX = 16_384
+# Calls whose schemas are being checked or wait for it; a bad one can take a second or two.
+_SCHEMAS_MAX = 8
 
 
 class ServedModel:
     """One model that clients can ask for.
 
     ``limits`` are those of its replicas, ``None`` until one was ready. ``slo`` holds the classes
-    that calls can name. ``new_id`` gives ids for tool calls.
+    that calls can name. ``new_id`` gives ids for tool calls. ``trial`` tries schemas
+    before a replica has to; without one they are only read.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class ServedModel:
         template: ChatTemplate,
         slo: Mapping[str, SloSection],
         new_id: Callable[[], str],
+        trial: GrammarTrial | None = None,
     ) -> None:
         self._card = card
         self.limits: ReplicaLimits | None = None
@@ -55,7 +61,11 @@ class ServedModel:
         self._template = template
         self._slo = slo
         self._new_id = new_id
+        self._trial = trial
         self._tool_format = tool_format(tokenizer.facts.chat_template or "")
+        # Its own threads, so that bad schemas keep no prompt from being tokenised.
+        self._schema_threads = ThreadPoolExecutor(2, "schemas")
+        self._schemas = 0
 
     @property
     def card(self) -> ModelCard:
@@ -65,14 +75,13 @@ class ServedModel:
     async def submit(self, call: Call) -> Submit:
         """Turn a call into what a replica is sent. Raises ``RequestError``."""
         self._check_tokens(call)
-        if _chars(call) > _INLINE_CHARS_MAX:
+        if call.body_bytes > _INLINE_BYTES_MAX:
             prompt = await asyncio.to_thread(self._encode, call)
         else:
             prompt = self._encode(call)
         grammar = None
         if call.output_format.kind == "json_schema" or self.tool_calls(call) is not None:
-            # Checking a long schema takes tens of milliseconds.
-            grammar = await asyncio.to_thread(self._grammar, call)
+            grammar = await self._schema_grammar(call)
         elif call.output_format.kind == "json_object":
             grammar = self._grammar(call)
         return Submit(self._request(call, prompt), call.sampling, self._rules(call), grammar)
@@ -118,8 +127,10 @@ class ServedModel:
 
     def _check_length(self, text: str, param: str) -> None:
         """Refuse a text that is too long however it is tokenised, before the work of doing so."""
+        self._check_room(self._tokenizer.tokens_min(len(text.encode("utf-8", "replace"))), param)
+
+    def _check_room(self, tokens_min: int, param: str) -> None:
         room = self._context_tokens_max
-        tokens_min = self._tokenizer.tokens_min(len(text.encode("utf-8", "replace")))
         if tokens_min >= room:
             raise ContextExceeded(
                 f"The prompt has at least {tokens_min} tokens; {self._card.id} holds {room} tokens "
@@ -132,6 +143,7 @@ class ServedModel:
         asked = [("logit_bias", tuple(call.sampling.logit_bias))]
         asked.append(("stop_token_ids", call.stop_tokens))
         if isinstance(call.prompt, TokenPrompt):
+            self._check_room(len(call.prompt.tokens), "prompt")
             asked.append(("prompt", call.prompt.tokens))
         for param, tokens in asked:
             wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
@@ -141,6 +153,19 @@ class ServedModel:
                     f"{vocab_size - 1}.",
                     param=param,
                 )
+        if call.output_tokens_min > 0 and len(call.stop_tokens) >= vocab_size // 2:
+            self._check_choice_left(call)
+
+    def _check_choice_left(self, call: Call) -> None:
+        """Refuse a call before whose minimum no token may come, since each would end it."""
+        facts = self._tokenizer.facts
+        ends = {*call.stop_tokens, *(() if call.ignore_end_token else facts.end_tokens)}
+        if len(ends) >= facts.vocab_size:
+            raise InvalidRequest(
+                f"min_tokens is {call.output_tokens_min} and stop_token_ids holds every token of "
+                f"{self._card.id}, so that none is left to begin with; ask for fewer.",
+                param="stop_token_ids",
+            )
 
     def _request(self, call: Call, prompt: tuple[int, ...]) -> Request:
         output_tokens_max = call.output_tokens_max
@@ -185,12 +210,34 @@ class ServedModel:
             continues_text=isinstance(call.prompt, TextPrompt),
         )
 
+    async def _schema_grammar(self, call: Call) -> str | None:
+        """The grammar of a call with a schema: checking it takes tens of milliseconds, or more."""
+        if self._schemas >= _SCHEMAS_MAX:
+            raise Overloaded(
+                f"{self._schemas} other schemas are being checked; send this one again later.",
+                status=429,
+                reason="queue_full",
+                measured=self._schemas,
+                threshold=_SCHEMAS_MAX,
+                retry_after_s=2,
+            )
+        self._schemas += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._schema_threads, self._grammar, call)
+        finally:
+            self._schemas -= 1
+
     def _grammar(self, call: Call) -> str | None:
+        grammar, param = None, "tools"
         if isinstance(call.prompt, ChatPrompt):
-            tools = tool_grammar(call.prompt, self._tool_format, self._marker_token)
-            if tools is not None:
-                return tools
-        return format_grammar(call.output_format)
+            grammar = tool_grammar(call.prompt, self._tool_format, self._marker_token)
+        if grammar is None:
+            grammar, param = format_grammar(call.output_format), "response_format"
+        is_new = call.output_format.kind != "json_object" or param == "tools"
+        if grammar is not None and is_new and self._trial is not None:
+            self._trial.check(grammar, param)
+        return grammar
 
     @property
     def _marker_token(self) -> int | None:
@@ -229,16 +276,3 @@ class ToolCalls:
         if piece.content or piece.tool_calls:
             rest = Delta(choice, piece.content, 0, (), piece.tool_calls)
         return rest, parser.calls > 0
-
-
-def _chars(call: Call) -> int:
-    """About how much text the call has."""
-    match call.prompt:
-        case ChatPrompt():
-            return sum(len(str(message.get("content", ""))) for message in call.prompt.messages)
-        case TextPrompt():
-            return len(call.prompt.text)
-        case TokenPrompt():
-            return 0
-        case _:
-            assert_never(call.prompt)

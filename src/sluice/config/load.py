@@ -9,6 +9,7 @@ on.
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
@@ -45,6 +46,9 @@ from sluice.config.sources import (
 from sluice.core.errors import ConfigError
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Goes into addresses, metrics and process ids.
+_MODEL_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9._:/-]{1,128}")
+_FILE_BYTES_MAX = 1024**2
 _SECRETS_IN: Mapping[str, type] = {"server": ServerSection, "catalogue": CatalogueSection}
 
 _USER_FOLDERS = (
@@ -81,7 +85,7 @@ def load_settings(
     lower = Table(Origin("default"))
     if file is not None:
         try:
-            lower = file_table(file.read_text(encoding="utf-8"), str(file))
+            lower = file_table(file_text(file), str(file))
         except (OSError, ValueError) as error:
             problems.append(_unreadable(file, error))
     _take_standard_variables(lower, variables)
@@ -191,6 +195,13 @@ class _Reading:
         for name, item in table.items.items():
             here = (*path, name)
             self.origins[here] = item.origin
+            if path == ("models",) and not _MODEL_NAME.fullmatch(name):
+                self.problem(
+                    here,
+                    "a model's name has at most 128 characters: ASCII letters, digits, slashes and"
+                    " any of ._:- but no two dots in a row",
+                )
+                continue
             try:
                 made[name] = self._given(item, shape, here)
             except ValueError as error:
@@ -218,6 +229,21 @@ def _table_of(value: Mapping[str, object], origin: Origin) -> Table:
             for key, entry in value.items()
         },
     )
+
+
+def file_text(file: Path) -> str:
+    """The text of a file that a user named. Does not wait for one that is a pipe or a device.
+
+    Raises ``OSError`` or ``ValueError`` where it cannot be read, is too long or is no text.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError(f"{file}: is not a regular file")
+        content = opened.read(_FILE_BYTES_MAX + 1)
+    if len(content) > _FILE_BYTES_MAX:
+        raise ValueError(f"{file}: is longer than {_FILE_BYTES_MAX} bytes")
+    return content.decode()
 
 
 def _unreadable(file: Path, error: OSError | ValueError) -> str:
@@ -296,8 +322,8 @@ def _keys_in_file(file: Path | None, reading: _Reading) -> list[str]:
         return []
     path = ("server", "api_key_file")
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = file_text(file).splitlines()
+    except (OSError, ValueError) as error:
         reading.problem(path, _unreadable(file, error))
         return []
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]

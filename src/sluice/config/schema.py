@@ -120,7 +120,7 @@ def accepted(shape: Shape) -> str:
 
 def convert(value: object, shape: Shape) -> Any:
     """A TOML value as the field's type. Raises ``ValueError`` saying what would be accepted."""
-    if shape.unit is Unit.DURATION and isinstance(value, int | float):
+    if shape.unit is Unit.DURATION and _is_plain_number(value):
         raise ValueError(f'has no unit; write for example "{value}s" or "{value}ms"')
     if shape.unit is not None and isinstance(value, str):
         parse = parse_duration_s if shape.unit is Unit.DURATION else parse_size_bytes
@@ -152,11 +152,15 @@ def value_of_text(text: str, shape: Shape) -> object:
     if as_toml or is_table(shape) or (shape.form is tuple and text.startswith("[")):
         try:
             return tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             return text
     if shape.form is tuple:
         return [part.strip() for part in text.split(",") if part.strip()]
     return text
+
+
+def _is_plain_number(value: object) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 def _within(value: Any, shape: Shape) -> Any:

@@ -59,6 +59,10 @@ class ServerSection:
     """Largest request body; a larger one is refused with 413 before it is read. 10 MiB holds any
     prompt that fits a context of a million tokens."""
 
+    bodies_bytes_max: Bytes = 256 * 1024**2
+    """Memory for all request bodies that are being received or decoded; beyond it a body is refused
+    with 503. Bodies up to 64 KiB are not counted, so that large ones cannot keep them out."""
+
     header_bytes_max: Bytes = 64 * 1024
     """Largest request head (request line and headers). Raise it where a proxy adds long headers."""
 

@@ -19,6 +19,9 @@ KeyPath = tuple[str, ...]
 _PREFIX = "SLUICE_"
 # Variables that Kubernetes sets for a service named sluice, and those of the test suite.
 _FOREIGN = re.compile(r"SLUICE_(SERVICE_|PORT$|PORT_|TEST_)")
+# More tables within tables than any setting needs.
+_DEPTH_MAX = 32
+_LONG_NUMBER = re.compile(r"(?:\d_?){4000}")
 # Names the settings file for the command line; it is no setting itself.
 CONFIG_VARIABLE = "SLUICE_CONFIG"
 
@@ -84,6 +87,10 @@ def file_table(text: str, name: str) -> Table:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(_toml_error(str(error), name, text)) from None
+    except RecursionError:
+        raise ValueError(f"{name}: is nested too deeply") from None
+    except ValueError:
+        raise ValueError(_long_number(name, text)) from None
     lines = key_lines(text)
 
     def origin(path: KeyPath) -> Origin:
@@ -91,6 +98,8 @@ def file_table(text: str, name: str) -> Table:
         return Origin("file", f"{name}:{lines[known]}" if known else name)
 
     def table(items: Mapping[str, object], path: KeyPath) -> Table:
+        if len(path) > _DEPTH_MAX:
+            raise ValueError(f"{origin(path)}: is nested too deeply")
         made = Table(origin(path))
         for key, value in items.items():
             here = (*path, key)
@@ -109,6 +118,13 @@ def _toml_error(told: str, name: str, text: str) -> str:
     line = match["line"] or str(max(1, len(text.splitlines())))
     column = f" (column {match['column']})" if match["column"] else ""
     return f"{name}:{line}: {match['what']}{column}"
+
+
+def _long_number(name: str, text: str) -> str:
+    """What is wrong with a text that is TOML and still cannot be read."""
+    found = _LONG_NUMBER.search(text)
+    line = f":{text.count(chr(10), 0, found.start()) + 1}" if found else ""
+    return f"{name}{line}: a number has too many digits"
 
 
 def environment_table(environment: Mapping[str, str], below: Table) -> tuple[Table, list[str]]:
@@ -157,6 +173,8 @@ def override_table(overrides: Sequence[Override]) -> tuple[Table, list[str]]:
 
 def put(table: Table, path: KeyPath, leaf: Leaf) -> str | None:
     """Set one leaf, making tables on the way; says what is in the way, if anything is."""
+    if len(path) > _DEPTH_MAX:
+        return f"{path[0]}: is nested too deeply"
     for word in path[:-1]:
         below = table.items.setdefault(word, Table(leaf.origin))
         if isinstance(below, Leaf):
@@ -213,7 +231,7 @@ def _dotted(key: str) -> KeyPath:
     """The parts of a TOML key; text that is no TOML key is split at its dots."""
     try:
         tree: object = tomllib.loads(f"{key} = 0")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return tuple(part.strip() for part in key.split("."))
     path: list[str] = []
     while isinstance(tree, dict):

@@ -82,7 +82,7 @@ class BodyTooSlow(RequestError):
 class Overloaded(SluiceError):
     """Admission refused the request: 429 when capacity is contended, 503 when nothing can serve.
 
-    ``retry_after_s`` is the predicted wait, ``None`` where retrying cannot help.
+    ``retry_after_s`` is the predicted wait if retrying can help, ``measured`` what was compared.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Overloaded(SluiceError):
         *,
         status: int,
         reason: str,
-        measured: float,
-        threshold: float,
+        measured: float | None,
+        threshold: float | None,
         retry_after_s: float | None,
     ) -> None:
         super().__init__(message)

@@ -193,12 +193,14 @@ class ReplicaReported:
 class ReplicaLost:
     """A replica's process ended or stopped answering.
 
-    ``permanent`` says that another start would end in the same way.
+    ``permanent`` says that another start would end in the same way, ``silent`` that it held work
+    and stopped answering.
     """
 
     replica_id: str
     error: str
     permanent: bool = field(default=False, kw_only=True)
+    silent: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

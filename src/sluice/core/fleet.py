@@ -201,17 +201,18 @@ class Fleet:
         effects: list[FleetEffect] = []
         for accepted in list(replica.on_board.values()):
             replica.leave(accepted)
-            effects += self._rescue(accepted, error, now_ns)
+            effects += self._rescue(accepted, event, now_ns)
         return effects + self._give_up(self._pools[replica.model], now_ns)
 
-    def _rescue(self, accepted: Accepted, error: str, now_ns: int) -> list[FleetEffect]:
-        """Decide what becomes of a request whose replica was lost."""
-        accepted.losses += 1
+    def _rescue(self, accepted: Accepted, lost: ReplicaLost, now_ns: int) -> list[FleetEffect]:
+        """Decide what becomes of a request whose replica was lost; silence is not risked twice."""
+        accepted.losses += LOSSES_MAX if lost.silent else 1
         if not accepted.tokens and accepted.losses < LOSSES_MAX:
             self._pools[accepted.model].enqueue(accepted, now_ns)
             return []
-        sent = f"after {accepted.tokens} tokens were sent" if accepted.tokens else "twice"
-        return self._end(accepted, EndReason.FAILED, f"its replica was lost {sent}: {error}")
+        when = "with it on board" if lost.silent else "twice"
+        when = f"after {accepted.tokens} tokens were sent" if accepted.tokens else when
+        return self._end(accepted, EndReason.FAILED, f"its replica was lost {when}: {lost.error}")
 
     def _give_up(self, pool: Pool, now_ns: int) -> list[FleetEffect]:
         """End what waits for a pool of which nothing will serve soon."""

@@ -72,6 +72,8 @@ class Call:
     ``arrived_ns`` is monotonic time at the first byte. ``output_tokens_max`` is ``None`` where the
     client set none: the rest of the context applies. ``stop`` are strings that end the output and
     are not part of it. ``client_id`` is the id that the client gave the request, empty if none.
+    ``body_bytes`` is the size of the request that the call was made of, a bound on the work that
+    its text can be.
     """
 
     id: str
@@ -90,6 +92,7 @@ class Call:
     slo_class: str = ""
     deadline_ns: int | None = None
     client_id: str = ""
+    body_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

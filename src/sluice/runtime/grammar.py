@@ -2,11 +2,12 @@
 
 Decides which formats and schemas are accepted, and holds a sequence to one. A grammar is text: the
 gateway makes and checks it before admission (``format_grammar``, ``tool_grammar``; no vocabulary is
-needed), the replica opens it for each sequence. The only module that knows the grammar engine
-(llguidance).
+needed), the replica opens it for each sequence. Knows the grammar engine (llguidance), which only
+``grammar_limits`` and ``grammar_trial`` know besides.
 
-Bounds: a schema is at most ``SCHEMA_BYTES_MAX`` long, which keeps checking it under about 100 ms
-and opening it under about 200 ms; masks have a fuel limit of a few milliseconds.
+Bounds: a schema is at most ``SCHEMA_BYTES_MAX`` long, which keeps checking it under about 100 ms;
+masks have a fuel limit of a few milliseconds. What short schemas may ask for is bounded in
+``grammar_limits``, the time that opening takes in ``grammar_trial``.
 """
 
 import json
@@ -18,6 +19,7 @@ import llguidance
 
 from sluice.core.errors import InvalidRequest
 from sluice.runtime.generation import ChatPrompt, OutputFormat
+from sluice.runtime.grammar_limits import check_schema, parser_limits
 from sluice.runtime.tokenizing import Tokenizer
 from sluice.runtime.tools import ToolFormat
 
@@ -26,22 +28,13 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 SCHEMA_BYTES_MAX = 64 * 1024
-# Opened grammars kept, so that requests with the same schema do not compile it again.
-OPENED_MAX = 16
+# Opened grammars kept, so that requests with the same schema do not compile it again. The largest
+# that pass the trial take tens of megabytes each.
+OPENED_MAX = 4
 # Calls in one answer where calls are demanded: a small model would repeat them without end.
 CALLS_MAX = 8
 # Models that may print endless white space between tokens of JSON do so.
 _OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": r"[ \n\r\t]{1,24}"}
-
-
-def _limits() -> llguidance.LLParserLimits:
-    # A lexer state takes 1-2 kB, a mask of this fuel and these items 5-10 ms.
-    return llguidance.LLParserLimits(
-        max_lexer_states=25_000,
-        step_lexer_fuel=100_000,
-        step_max_items=25_000,
-        verbose_errors=False,
-    )
 
 
 def format_grammar(output_format: OutputFormat) -> str | None:
@@ -146,7 +139,9 @@ class GrammarOpener:
         """A grammar at its beginning, for one sequence. Raises ``InvalidRequest``."""
         opened = self._opened.get(grammar)
         if opened is None:
-            opened = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
+            opened = llguidance.LLMatcher(
+                self._tokenizer, grammar, log_level=0, limits=parser_limits()
+            )
             if opened.is_error():
                 raise _refused(opened.get_error(), "response_format")
             self._opened[grammar] = opened
@@ -181,12 +176,13 @@ def _schema_text(schema: Mapping[str, Any], param: str) -> str:
         raise InvalidRequest(
             f"the schema has {size} bytes; at most {SCHEMA_BYTES_MAX} are accepted", param=param
         )
+    check_schema(schema, param)
     return text
 
 
 def _checked(grammar: str, param: str) -> str:
     is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
-        grammar, limits=_limits()
+        grammar, limits=parser_limits()
     )
     if is_error:
         raise _refused(messages[0], param)

@@ -7,6 +7,7 @@ so that they cannot differ. Length limits belong to the policy, tool calls to th
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from sluice.core.sampling import SampledLogprobs, TokenLogprob
@@ -106,9 +107,8 @@ class SequenceOutput:
         else:
             mask[:] = b"\xff" * len(mask)
         if self._tokens < self._tokens_min:
-            for token in self._ends:
-                if token >> 3 < len(mask):
-                    mask[token >> 3] &= ~(1 << (token & 7))
+            allowed = int.from_bytes(mask, "little") & all_but(self._ends, len(mask))
+            mask[:] = allowed.to_bytes(len(mask), "little")
 
     @property
     def tokens(self) -> int:
@@ -183,3 +183,16 @@ class SequenceOutput:
     def _text_logprob(self, logprob: TokenLogprob) -> TextLogprob:
         raw = self._table.raw[logprob.token]
         return TextLogprob(raw.decode("utf-8", "replace"), raw, logprob.logprob)
+
+
+@lru_cache(maxsize=8)
+def all_but(tokens: frozenset[int], size: int) -> int:
+    """A bit mask of ``size`` bytes, little-endian, in which these tokens are not set.
+
+    Kept, since a request may name tens of thousands of tokens and asks for each it generates.
+    """
+    mask = bytearray(b"\xff" * size)
+    for token in tokens:
+        if token >> 3 < size:
+            mask[token >> 3] &= ~(1 << (token & 7))
+    return int.from_bytes(mask, "little")

@@ -16,6 +16,7 @@ from sluice.core.errors import Overloaded, RequestError, SluiceError
 from sluice.runtime.generation import Refused
 from sluice.server import models
 from sluice.server.auth import Keys
+from sluice.server.bodies import Bodies
 from sluice.server.chat import chat
 from sluice.server.completions import completions
 from sluice.server.exchange import ClientLeft, Ending, Exchange, Receive, Scope, Send
@@ -100,14 +101,14 @@ class App:
         self._gateway = gateway
         self._keys = keys
         self._sources = sources
-        self._limits = limits
+        self._bodies = Bodies(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request. Nothing starts or stops with the app: ``wiring`` does that."""
         if scope["type"] != "http":
             raise RuntimeError(f"{scope['type']} connections are not served")
         call_id, now_ns = self._sources.new_id(), self._sources.monotonic_ns()
-        exchange = Exchange(scope, receive, send, self._limits, call_id, now_ns)
+        exchange = Exchange(scope, receive, send, self._bodies, call_id, now_ns)
         try:
             await self._answer_always(exchange)
         except ClientLeft:

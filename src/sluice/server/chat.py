@@ -8,6 +8,8 @@ order of events in ``sse``.
 of the model, before temperature. ``user`` and ``service_tier`` are accepted and change nothing.
 """
 
+from functools import partial
+
 from sluice.core.errors import InvalidRequest
 from sluice.runtime.generation import Call, ChatPrompt
 from sluice.server.chat_answers import ChatChunks, whole_chat
@@ -29,9 +31,7 @@ from sluice.server.wire import ChatRequest, decode, decode_chat
 
 async def chat(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> None:
     """Answer one chat completion."""
-    request = decode(decode_chat, await exchange.json_body())
-    exchange.model = request.model
-    call = call_of(request, exchange)
+    request, call = await exchange.understood(partial(_understand, exchange))
     async with generating(exchange, gateway, [call]) as generation:
         stamp = stamp.with_model(generation.model)
         if request.stream:
@@ -40,6 +40,12 @@ async def chat(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> None:
         else:
             body = await whole_chat(generation, stamp, call.choices)
             await exchange.reply(200, body, answer_headers(generation))
+
+
+def _understand(exchange: Exchange, body: bytes) -> tuple[ChatRequest, Call]:
+    request = decode(decode_chat, body)
+    exchange.model = request.model
+    return request, call_of(request, exchange)
 
 
 def call_of(request: ChatRequest, exchange: Exchange) -> Call:

@@ -6,6 +6,7 @@ old shape of parallel lists.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sluice.core.errors import InvalidRequest
 from sluice.runtime.generation import (
@@ -33,9 +34,7 @@ _OUTPUT_TOKENS_DEFAULT = 16
 
 async def completions(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> None:
     """Answer one text completion."""
-    request = decode(decode_completion, await exchange.json_body())
-    exchange.model = request.model
-    calls = calls_of(request, exchange)
+    request, calls = await exchange.understood(partial(_understand, exchange))
     echoes = _echoes(request, calls)
     async with generating(exchange, gateway, calls) as generation:
         stamp = stamp.with_model(generation.model)
@@ -47,17 +46,16 @@ async def completions(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> Non
             await exchange.reply(200, body, answer_headers(generation))
 
 
+def _understand(exchange: Exchange, body: bytes) -> tuple[CompletionRequest, list[Call]]:
+    request = decode(decode_completion, body)
+    exchange.model = request.model
+    return request, calls_of(request, exchange)
+
+
 def calls_of(request: CompletionRequest, exchange: Exchange) -> list[Call]:
     """Check a request and make each prompt a ``Call``. Raises ``InvalidRequest``."""
     check_options(request, exchange.limits.choices_max)
-    prompts = prompts_of(request.prompt)
-    choices = request.n or 1
-    if len(prompts) * choices > exchange.limits.choices_max:
-        message = (
-            f"{len(prompts)} prompts times n={choices} is over the limit of "
-            f"{exchange.limits.choices_max} choices in one request; send fewer prompts."
-        )
-        raise InvalidRequest(message, param="prompt")
+    prompts = prompts_of(request.prompt, request.n or 1, exchange.limits.choices_max)
     _refuse_unsupported(request, prompts)
     output_tokens_max = _OUTPUT_TOKENS_DEFAULT if request.max_tokens is None else request.max_tokens
     call = call_for(exchange, request.model, prompts[0], OutputFormat())
@@ -70,14 +68,25 @@ def calls_of(request: CompletionRequest, exchange: Exchange) -> list[Call]:
     ]
 
 
-def prompts_of(prompt: str | list[int | str | list[int]]) -> list[TextPrompt | TokenPrompt]:
-    """A string, a list of token ids, or a list of these. Raises ``InvalidRequest``."""
+def prompts_of(
+    prompt: str | list[int | str | list[int]], choices: int, choices_max: int
+) -> list[TextPrompt | TokenPrompt]:
+    """A string, a list of token ids, or a list of these. Raises ``InvalidRequest``.
+
+    Each prompt makes ``choices`` choices, all together at most ``choices_max``.
+    """
     if isinstance(prompt, str):
         return [TextPrompt(prompt)]
     if not prompt:
         raise InvalidRequest("prompt must not be empty.", param="prompt")
     if all(isinstance(part, int) for part in prompt):
         prompt = [[part for part in prompt if isinstance(part, int)]]
+    if len(prompt) * choices > choices_max:
+        message = (
+            f"{len(prompt)} prompts times n={choices} is over the limit of "
+            f"{choices_max} choices in one request; send fewer prompts."
+        )
+        raise InvalidRequest(message, param="prompt")
     prompts: list[TextPrompt | TokenPrompt] = []
     for number, part in enumerate(prompt):
         if isinstance(part, str):

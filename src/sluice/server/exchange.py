@@ -10,16 +10,17 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from sluice.core.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
-from sluice.server.limits import Limits
+from sluice.server.bodies import Account, Bodies
 from sluice.server.problems import Headers, Problem
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Understood = TypeVar("Understood")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _PING = b": ping\n\n"
@@ -42,12 +43,19 @@ class ClientLeft(Exception):
 class Exchange:
     """A request being answered. Used by one task; not shared.
 
-    ``model`` is the model asked for, once known. ``handed_over`` says that the gateway has the call
-    and counts what becomes of it.
+    ``model`` is the model asked for, once known, ``body_bytes`` the size of the whole body.
+    ``bodies`` are the bounds on the bodies of all exchanges. ``handed_over`` says that the gateway
+    has the call and counts what becomes of it.
     """
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, limits: Limits, call_id: str, now_ns: int
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        bodies: Bodies,
+        call_id: str,
+        now_ns: int,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._receive, self._send = receive, send
@@ -55,7 +63,9 @@ class Exchange:
         self._wrote = False
         self._replied = False
         self.scope = scope
-        self.limits = limits
+        self.limits = bodies.limits
+        self._bodies = bodies
+        self.body_bytes = 0
         self.method: str = scope["method"]
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
         self.headers: Headers = scope["headers"]
@@ -103,24 +113,32 @@ class Exchange:
         if (self.header(b"content-encoding") or "identity").lower() != "identity":
             raise InvalidRequest("Send the body uncompressed.", param="content-encoding")
 
-    async def json_body(self) -> bytes:
-        """The whole body, which must say that it is JSON.
+    async def understood(self, understand: Callable[[bytes], Understood]) -> Understood:
+        """What a function makes of the whole body, which must say that it is JSON.
 
-        Raises ``InvalidRequest`` for another type, ``BodyTooLarge`` as soon as the size is known to
-        be over the limit, announced or counted, ``BodyTooSlow`` when it is not complete in time.
+        The function may run in a thread. Raises what it raises, ``InvalidRequest`` for another
+        type, ``BodyTooLarge`` as soon as the size is known to be over the limit, announced or
+        counted, ``BodyTooSlow`` when the body is not complete in time, and ``Overloaded`` when all
+        bodies together are too much.
         """
         self._require_json()
+        with self._bodies.account() as account:
+            body = await self._body(account)
+            self.body_bytes = len(body)
+            return await self._bodies.understand(body, understand)
+
+    async def _body(self, account: Account) -> bytes:
         announced = self.header(b"content-length")
         if announced is not None and announced.isdecimal():
             self._check_size(int(announced[:18]))
         try:
             async with asyncio.timeout(self.limits.body_s_max):
-                return await self._read_body()
+                return await self._read_body(account)
         except TimeoutError:
             message = f"The body was not complete within {self.limits.body_s_max:g} s."
             raise BodyTooSlow(message, param="body") from None
 
-    async def _read_body(self) -> bytes:
+    async def _read_body(self, account: Account) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
@@ -130,6 +148,7 @@ class Exchange:
             part = message.get("body", b"")
             size += len(part)
             self._check_size(size)
+            account.grow(size)
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -7,7 +7,7 @@ from sluice.config.sections import ServerSection
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one request.
+    """Bounds of one request and, in ``bodies_bytes_max``, of the bodies of all together.
 
     ``body_s_max`` is the time for the whole body after its first byte. ``send_s_max`` is how long a
     client may leave its end of the stream unread before its request is cancelled; ``ping_s`` the
@@ -17,6 +17,7 @@ class Limits:
     """
 
     body_bytes_max: int = 10 * 1024**2
+    bodies_bytes_max: int = 256 * 1024**2
     body_s_max: float = 30.0
     send_s_max: float = 30.0
     ping_s: float = 15.0
@@ -26,4 +27,8 @@ class Limits:
     @classmethod
     def of(cls, section: ServerSection) -> "Limits":
         """The limits that the settings ask for."""
-        return cls(body_bytes_max=section.body_bytes_max, request_s_max=section.request_s_max)
+        return cls(
+            body_bytes_max=section.body_bytes_max,
+            bodies_bytes_max=section.bodies_bytes_max,
+            request_s_max=section.request_s_max,
+        )

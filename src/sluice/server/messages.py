@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from sluice.core.errors import InvalidRequest
-from sluice.server.wire import Json
+from sluice.server.wire import ENTRIES_MAX, Json
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _CHOICES = ("auto", "none", "required")
@@ -52,6 +52,7 @@ def text_of(content: object, at: str, kinds: tuple[str, ...]) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidRequest(f"{at} must be a string or a list of parts.", param=at)
+    _check_length(content, at)
     texts: list[str] = []
     for number, part in enumerate(content):
         where = f"{at}[{number}]"
@@ -66,9 +67,16 @@ def text_of(content: object, at: str, kinds: tuple[str, ...]) -> str:
     return "\n".join(texts)
 
 
+def _check_length(entries: list[Any], at: str) -> None:
+    if len(entries) > ENTRIES_MAX:
+        told = f"{at} has {len(entries)} entries; the limit is {ENTRIES_MAX}."
+        raise InvalidRequest(told, param=at)
+
+
 def _check_calls(calls: object, at: str) -> None:
     if not isinstance(calls, list):
         raise InvalidRequest(f"{at} must be a list.", param=at)
+    _check_length(calls, at)
     for number, call in enumerate(calls):
         where = f"{at}[{number}]"
         function = call.get("function") if isinstance(call, dict) else None

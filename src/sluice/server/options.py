@@ -97,6 +97,7 @@ def call_for(
         slo_class=exchange.header(b"x-sluice-slo") or "",
         client_id=exchange.client_id,
         deadline_ns=_deadline_of(exchange),
+        body_bytes=exchange.body_bytes,
     )
 
 

@@ -167,8 +167,10 @@ def _status_of(error: Exception) -> int:
 def _overloaded(error: Overloaded, row: Row) -> Problem:
     kind = row.type if error.status == 429 else "server_error"
     body = _error_object(error.message, kind, None, error.reason)
-    body["measured"], body["threshold"] = _finite(error.measured), _finite(error.threshold)
-    told = f"{error.reason}; measured={error.measured:g}; threshold={error.threshold:g}"
+    told = error.reason
+    if error.measured is not None and error.threshold is not None:
+        body["measured"], body["threshold"] = _finite(error.measured), _finite(error.threshold)
+        told = f"{told}; measured={error.measured:g}; threshold={error.threshold:g}"
     headers = [(b"x-sluice-reason", header_text(told)), *_retry_headers(error.retry_after_s)]
     return Problem(error.status, body, tuple(headers))
 
@@ -187,7 +189,7 @@ def _retry_headers(retry_after_s: float | None) -> Headers:
 def _ended(message: str, status: int, reason: str) -> Overloaded:
     """An accepted request that the server gave up; one second is the least that HTTP can say."""
     return Overloaded(
-        message, status=status, reason=reason, measured=0, threshold=0, retry_after_s=1.0
+        message, status=status, reason=reason, measured=None, threshold=None, retry_after_s=1.0
     )
 
 

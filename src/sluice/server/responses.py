@@ -6,6 +6,7 @@ in ``response_items``.
 """
 
 from dataclasses import replace
+from functools import partial
 
 from sluice.core.errors import InvalidRequest, SluiceError
 from sluice.core.sampling import Sampling
@@ -27,9 +28,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 async def responses(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> None:
     """Answer one response request."""
-    request = decode(decode_responses, await exchange.json_body())
-    exchange.model = request.model
-    call = call_of(request, exchange)
+    request, call = await exchange.understood(partial(_understand, exchange))
     async with generating(exchange, gateway, [call]) as generation:
         draft = Draft(stamp.with_model(generation.model), _settings(request))
         if request.stream:
@@ -37,6 +36,12 @@ async def responses(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> None:
         else:
             body = await _whole(generation, draft)
             await exchange.reply(200, body, answer_headers(generation))
+
+
+def _understand(exchange: Exchange, body: bytes) -> tuple[ResponsesRequest, Call]:
+    request = decode(decode_responses, body)
+    exchange.model = request.model
+    return request, call_of(request, exchange)
 
 
 async def _stream(exchange: Exchange, generation: Generation, events: ResponseEvents) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httptools
 import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -107,6 +108,7 @@ def _uvicorn_config(app: AsgiApp, section: ServerSection) -> uvicorn.Config:
         lifespan="off",
         interface="asgi3",
         log_config=None,
+        log_level="error",  # what clients send amiss is answered, and would flood the log
         access_log=False,
         proxy_headers=False,
         server_header=False,
@@ -124,19 +126,21 @@ class _Server(uvicorn.Server):
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol with bounds on the request head and on slow senders.
+    """uvicorn's HTTP/1.1 protocol with bounds on what surrounds a body and on slow senders.
 
-    uvicorn bounds neither the size of a head nor the time that a client takes to send one, tells
-    only the last of several pipelined requests that the connection is gone, waits for ever for a
-    client to read the end of its answer, and answers what it cannot parse as plain text. One timer
-    bounds every wait that is not the app's: for a head, for the rest of a refused body, between
-    requests.
+    uvicorn bounds neither the size of a head or of trailers nor the time that a client takes to
+    send a head, tells only the last of several pipelined requests that the connection is gone,
+    waits for ever for a client to read the end of its answer, answers what it cannot parse as plain
+    text, and loses the body of a request that offers to upgrade. One timer bounds every wait that
+    is not the app's: for a head, for the rest of a refused body, between requests.
     """
 
     def __init__(self, header_bytes_max: int, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._header_bytes_max = header_bytes_max
         self._head_bytes: int | None = 0  # None while a body is being received
+        self._framing_bytes = 0  # since the last part of the body: trailers, chunk sizes
+        self._trailer_bytes = 0
         self._discarded_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._unanswered: list[Any] = []
@@ -164,14 +168,50 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, received: bytes) -> None:
-        """Count the bytes of heads; a head over its limit is refused and the connection closed."""
+        """Count what is no body; over its limit it is refused and the connection closed."""
         if self.transport.is_closing():
             return
         if self._head_bytes is not None:
             self._head_bytes += len(received)
-        super().data_received(received)
-        if self._head_bytes is not None and self._head_bytes > self._header_bytes_max:
-            self._refuse_head()
+        self._framing_bytes += len(received)
+        self._unset_keepalive_if_required()
+        self._parse(received)
+        if self._head_bytes is not None:
+            if self._head_bytes > self._header_bytes_max:
+                self._refuse_head()
+        elif max(self._framing_bytes, self._trailer_bytes) > self._header_bytes_max:
+            self._refuse_trailers()
+
+    def _parse(self, received: bytes) -> None:
+        try:
+            self.parser.feed_data(received)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.transport.is_closing():
+                return
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("This is no proxy: CONNECT is not served.")
+                return
+            rest = memoryview(received)[upgrade.args[0] :]
+            self._parse_without_upgrade()
+            self._parse(rest)  # type: ignore[arg-type]
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _parse_without_upgrade(self) -> None:
+        """Begin the request anew as if its client had not offered to upgrade.
+
+        An offer may be ignored (RFC 9110, section 7.8); the parser takes all that follows one for
+        another protocol.
+        """
+        lines = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
+        lines += [
+            name + b": " + value
+            for name, value in self.headers
+            if name not in {b"upgrade", b"http2-settings"}
+        ]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"\r\n".join(lines) + b"\r\n\r\n")
 
     def on_message_begin(self) -> None:
         """Note when the first byte of the request was here."""
@@ -181,12 +221,22 @@ class Protocol(HttpToolsProtocol):
         state["abort"] = self.transport.abort
         state["arrived_ns"] = time.monotonic_ns()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note a header; trailers, which come after the body, are dropped."""
+        if self._head_bytes is not None:
+            super().on_header(name, value)
+        else:
+            self._trailer_bytes += len(name) + len(value) + 4
+
     def on_headers_complete(self) -> None:
         """From here on the app's own limits hold."""
+        if self.parser.should_upgrade():
+            return  # the request begins anew without its offer
         self._stop_waiting()
         if self._head_bytes is not None and self._head_bytes > self._header_bytes_max:
             self._check_head()
         self._head_bytes = None
+        self._framing_bytes = self._trailer_bytes = 0
         super().on_headers_complete()
         self._unanswered = [one for one in self._unanswered if not one.response_complete]
         self._unanswered.append(self.cycle)
@@ -196,6 +246,7 @@ class Protocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Read what follows a refusal and drop it, within bounds."""
         super().on_body(body)
+        self._framing_bytes = 0
         if self.cycle.response_complete:
             self._discarded_bytes += len(body)
             if self._discarded_bytes > _DISCARDED_BYTES_MAX:
@@ -203,6 +254,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The next bytes begin another head."""
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._head_bytes = 0
         self._discarded_bytes = 0
@@ -213,6 +266,13 @@ class Protocol(HttpToolsProtocol):
         if self.timeout_keep_alive_task is not None:  # no pipelined request has begun
             self._unset_keepalive_if_required()
             self._wait(_IDLE_S_MAX if self._head_bytes is not None else _HEAD_S_MAX)
+
+    def shutdown(self) -> None:
+        """Close at once where nothing is being answered, a body that is still coming included."""
+        if any(one.more_body and not one.response_started for one in self._unanswered):
+            self._answer_and_close(_stopping())
+        else:
+            super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in the usual error shape."""
@@ -227,6 +287,14 @@ class Protocol(HttpToolsProtocol):
 
     def _refuse_head(self) -> None:
         told = f"The request head is over the limit of {self._header_bytes_max} bytes."
+        error = InvalidRequest(told, param="headers", code="headers_too_large")
+        self._answer_and_close(problem_of(error), 431)
+
+    def _refuse_trailers(self) -> None:
+        if self.cycle.response_started:
+            self.transport.abort()
+            return
+        told = f"What follows the body is over the limit of {self._header_bytes_max} bytes."
         error = InvalidRequest(told, param="headers", code="headers_too_large")
         self._answer_and_close(problem_of(error), 431)
 
@@ -280,6 +348,20 @@ def _too_many_connections(count: int) -> Problem:
             reason="connections",
             measured=count,
             threshold=_connections_max(),
+            retry_after_s=1.0,
+        )
+    )
+
+
+def _stopping() -> Problem:
+    message = "The server is shutting down; this request was not complete and was not begun."
+    return problem_of(
+        Overloaded(
+            message,
+            status=503,
+            reason="draining",
+            measured=None,
+            threshold=None,
             retry_after_s=1.0,
         )
     )

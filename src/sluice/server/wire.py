@@ -12,9 +12,17 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from sluice.core.errors import InvalidRequest
+from sluice.server.structure import STRUCTURE_MAX, has_too_much
 
 Json = dict[str, Any]
+# Most entries of the lists and objects that are worked on one by one.
+MESSAGES_MAX = 10_000
+ENTRIES_MAX = 1000
+TOKEN_IDS_MAX = 1024
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Messages = Annotated[list[Json], msgspec.Meta(max_length=MESSAGES_MAX)]
+Entries = Annotated[list[Json], msgspec.Meta(max_length=ENTRIES_MAX)]
+Names = Annotated[list[str], msgspec.Meta(max_length=ENTRIES_MAX)]
 
 # ``null`` means absent for every field that may be absent.
 Whole = int | None
@@ -47,7 +55,7 @@ class Options(msgspec.Struct, kw_only=True):
     seed: Whole = None
     presence_penalty: Number = None
     frequency_penalty: Number = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], msgspec.Meta(max_length=TOKEN_IDS_MAX)] | None = None
     user: Text = None
     service_tier: Text = None
     top_k: Whole = None
@@ -55,7 +63,7 @@ class Options(msgspec.Struct, kw_only=True):
     repetition_penalty: Number = None
     ignore_eos: Flag = None
     min_tokens: Whole = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=TOKEN_IDS_MAX)] | None = None
 
 
 class ResponseFormat(msgspec.Struct):
@@ -68,17 +76,17 @@ class ResponseFormat(msgspec.Struct):
 class ChatRequest(Options, kw_only=True):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: list[Json]
+    messages: Messages
     max_completion_tokens: Whole = None
     logprobs: Flag = None
     top_logprobs: Whole = None
     response_format: ResponseFormat | None = None
-    tools: list[Json] | None = None
+    tools: Entries | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: Flag = None
-    functions: list[Json] | None = None
-    modalities: list[str] | None = None
-    chat_template_kwargs: Json | None = None
+    functions: Entries | None = None
+    modalities: Names | None = None
+    chat_template_kwargs: Annotated[Json, msgspec.Meta(max_length=ENTRIES_MAX)] | None = None
 
 
 class CompletionRequest(Options, kw_only=True):
@@ -101,19 +109,19 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     """Body of ``POST /v1/responses``."""
 
     model: str
-    input: str | list[Json]
+    input: str | Messages
     instructions: Text = None
     stream: Flag = None
     max_output_tokens: Whole = None
     temperature: Number = None
     top_p: Number = None
     top_logprobs: Whole = None
-    include: list[str] | None = None
+    include: Names | None = None
     text: ResponseText | None = None
-    tools: list[Json] | None = None
+    tools: Entries | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: Flag = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], msgspec.Meta(max_length=ENTRIES_MAX)] | None = None
     user: Text = None
     service_tier: Text = None
     store: Flag = None
@@ -135,6 +143,9 @@ def decode(decoder: msgspec.json.Decoder[Decoded], body: bytes) -> Decoded:
     """Decode a body. Raises ``InvalidRequest`` whose ``param`` names the field at fault."""
     if not body.strip():
         raise InvalidRequest("The body is empty; send JSON.", param="body")
+    if has_too_much(body):
+        message = f"The body has more than {STRUCTURE_MAX} objects, lists and members together."
+        raise InvalidRequest(message, param="body")
     try:
         body.decode()
         return decoder.decode(body)

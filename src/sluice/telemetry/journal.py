@@ -35,6 +35,11 @@ _log = logging.getLogger(__name__)
 _BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 _FRAME_RECORDS_MAX = 2000
 _CLOSE_WAIT_S = 5.0
+# After a failure, the wait before another segment is opened; it doubles each time.
+_RETRY_NS_MIN = 1_000_000_000
+_RETRY_NS_MAX = 30 * _RETRY_NS_MIN
+# An empty segment older than this was left by a process that could not write.
+_EMPTY_NS_MAX = 60 * 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,12 @@ class _OpenSegment:
         self._inode = os.fstat(self._file.fileno()).st_ino
         self.opened_ns = opened_ns
         self.bytes = 0
-        self.write(header)
+        self._header_bytes = len(header)
+        try:
+            self.write(header)
+        except OSError:
+            self.close()
+            raise
 
     def write(self, frame: bytes) -> None:
         """Write a whole frame. Raises ``OSError``, also where only a part could be written."""
@@ -98,9 +108,15 @@ class _OpenSegment:
             return False
 
     def close(self) -> None:
-        """Close the file; what fails here was not written before either."""
+        """Close the file, and delete it where it holds no whole frame of records.
+
+        What fails here was not written before either.
+        """
         with contextlib.suppress(OSError):
             self._file.close()
+        with contextlib.suppress(OSError):
+            if self.bytes <= self._header_bytes and self.is_on_disk():
+                self._path.unlink()
 
 
 class JournalWriter:
@@ -126,6 +142,8 @@ class JournalWriter:
         self._dropped_at_disk = 0
         self._dropped_told = 0
         self._error = ""
+        self._retry_ns = 0
+        self._retry_wait_ns = _RETRY_NS_MIN
         self._segment: _OpenSegment | None = None
         self._serial = 0
         self._encoder = FrameEncoder()
@@ -202,6 +220,9 @@ class JournalWriter:
         count, lost = len(records), self.dropped - self._dropped_told
         if lost:
             records.insert(0, Gap(records[0].t_ns, lost, self._error or "the queue was full"))
+        if self._segment is None and self._clocks.monotonic_ns() < self._retry_ns:
+            self._dropped_at_disk += count
+            return
         try:
             frame = self._encode(records)
             self._current_segment().write(frame)
@@ -212,7 +233,10 @@ class JournalWriter:
             self._dropped_at_disk += count
             # A part of the frame may be on disk, and nothing may stand after a torn frame.
             self._leave_segment()
+            self._retry_ns = self._clocks.monotonic_ns() + self._retry_wait_ns
+            self._retry_wait_ns = min(2 * self._retry_wait_ns, _RETRY_NS_MAX)
             return
+        self._retry_wait_ns = _RETRY_NS_MIN
         if self._error:
             _log.warning("journal writing works again; %d records were dropped", lost)
         self._error = ""
@@ -276,10 +300,15 @@ class JournalWriter:
                 stat = path.stat()
                 found.append((stat.st_mtime_ns, path, stat.st_size))
         total = sum(size for _, _, size in found)
-        oldest_ns = self._clocks.wall_ns() - round(self._limits.keep_s * 1e9)
+        now_ns = self._clocks.wall_ns()
+        oldest_ns = now_ns - round(self._limits.keep_s * 1e9)
         for written_ns, path, size in sorted(found):
+            if size == 0 and written_ns < now_ns - _EMPTY_NS_MAX:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                continue
             if written_ns >= oldest_ns and total <= self._limits.bytes_max * 3 // 4:
-                break
+                continue
             with contextlib.suppress(OSError):
                 path.unlink()
             total -= size

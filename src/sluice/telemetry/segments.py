@@ -24,10 +24,13 @@ from sluice.telemetry.records import AnyRecord
 MAGIC = b"sluicej\n"
 FORMAT_VERSION = 1
 SUFFIX = ".journal"
-# A length beyond this is damage, not a frame; writers stay far below.
+# A length beyond this is damage, not a frame; it holds compressed and decompressed.
 FRAME_BYTES_MAX = 64 * 1024**2
+# So is this number of records; writers put some thousands into a frame.
+FRAME_RECORDS_MAX = 100_000
 
 _FRAME_HEAD = Struct("<II")
+_UNDECODABLE = (msgspec.MsgspecError, RecursionError, MemoryError)
 
 
 class JournalUnreadable(Exception):
@@ -70,11 +73,20 @@ class FrameEncoder:
         return MAGIC + self._frame(self._msgpack.encode(header))
 
     def records(self, records: Sequence[AnyRecord]) -> bytes:
-        """A frame with these records. Raises ``ValueError`` where one cannot be encoded."""
+        """A frame with these records, or several where one would be too long.
+
+        Raises ``ValueError`` where a record cannot be encoded.
+        """
         try:
-            return self._frame(self._msgpack.encode(records))
+            plain = self._msgpack.encode(records)
         except (TypeError, OverflowError, msgspec.MsgspecError) as error:
             raise ValueError(str(error)) from None
+        if len(plain) <= FRAME_BYTES_MAX:
+            return self._frame(plain)
+        if len(records) == 1:
+            raise ValueError(f"it has {len(plain)} bytes, more than {FRAME_BYTES_MAX}")
+        half = len(records) // 2
+        return self.records(records[:half]) + self.records(records[half:])
 
     def _frame(self, plain: bytes) -> bytes:
         body = self._zstd.compress(plain)
@@ -101,7 +113,12 @@ class SegmentReader:
         wanted = containing.encode()
         while (plain := self._next_body()) is not None:
             if wanted in plain:
-                yield self._decode(plain)
+                try:
+                    frame = self._decode(plain)
+                except _UNDECODABLE:
+                    self.is_torn = True
+                    return
+                yield frame
 
     def _read_header(self, name: str) -> SegmentHeader:
         magic = self._file.read(len(MAGIC))
@@ -112,7 +129,7 @@ class SegmentReader:
             )
         try:
             header = msgspec.msgpack.decode(body, type=SegmentHeader)
-        except msgspec.MsgspecError as error:
+        except _UNDECODABLE as error:
             raise JournalUnreadable(f"{name} has a header that cannot be read: {error}") from None
         if header.format > FORMAT_VERSION:
             raise JournalUnreadable(
@@ -131,9 +148,22 @@ class SegmentReader:
         if len(body) < length or zlib.crc32(body) != checksum:
             self.is_torn = True
             return None
-        return self._zstd.decompress(body)
+        plain = self._decompressed(body)
+        self.is_torn = plain is None
+        return plain
+
+    def _decompressed(self, body: bytes) -> bytes | None:
+        """What a body holds, ``None`` where no writer of ours made it."""
+        try:
+            # The size that a body declares is taken at once, and never exceeded.
+            size = zstandard.get_frame_parameters(body).content_size
+            return self._zstd.decompress(body) if size <= FRAME_BYTES_MAX else None
+        except zstandard.ZstdError:
+            return None
 
     def _decode(self, plain: bytes) -> Frame:
+        if _length_of_array(plain) > FRAME_RECORDS_MAX:
+            raise msgspec.DecodeError("too many records")
         try:
             return Frame(self._whole.decode(plain), 0)
         except msgspec.ValidationError:
@@ -148,6 +178,12 @@ class SegmentReader:
             except msgspec.ValidationError:
                 continue
         return Frame(tuple(known), len(raw) - len(known))
+
+
+def _length_of_array(plain: bytes) -> int:
+    """How many items a msgpack array says it has, 0 for a short one and for anything else."""
+    width = {b"\xdc": 2, b"\xdd": 4}.get(plain[:1], 0)
+    return int.from_bytes(plain[1 : 1 + width])
 
 
 def segment_name(header: SegmentHeader, serial: int) -> str:

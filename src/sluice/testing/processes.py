@@ -90,7 +90,7 @@ class Listener(Protocol):
         """Messages came from the replica, in order."""
         ...
 
-    def lost(self, replica_id: str, error: str) -> None:
+    def lost(self, replica_id: str, error: str, *, silent: bool = False) -> None:
         """The process ended without having been asked to stop."""
         ...
 
@@ -157,10 +157,10 @@ class FakeProcess:
         self._stopping = True
         self._end()
 
-    def crash(self, error: str = "crashed") -> None:
-        """End the incarnation as a native crash would."""
+    def crash(self, error: str = "crashed", *, silent: bool = False) -> None:
+        """End the incarnation as a native crash would, or as one that hangs is ended."""
         self._end()
-        self._listener.lost(self.replica_id, error)
+        self._listener.lost(self.replica_id, error, silent=silent)
 
     def tell(self, *messages: FromReplica) -> None:
         """Say something to the gateway."""

@@ -25,6 +25,7 @@ from sluice.core.pools import PoolLimits
 from sluice.executors.openvino_ir import prepare_ir
 from sluice.runtime.clock import monotonic_ns, wall_s
 from sluice.runtime.generation import ModelCard
+from sluice.runtime.grammar_trial import GrammarTrial
 from sluice.runtime.model_folder import read_model_folder
 from sluice.runtime.prepare import prepare_model
 from sluice.runtime.templates import ChatTemplate
@@ -72,7 +73,8 @@ def make_gateway(settings: Settings, models: tuple[PreparedModel, ...]) -> Local
     )
 
     pools = [_pool_limits(model, replicas) for model in models]
-    served = {model.name: _served(model, settings) for model in models}
+    trial = GrammarTrial()
+    served = {model.name: _served(model, settings, trial) for model in models}
     observer = Observer(metrics, journal, monotonic_ns, deployment(models))
     driver = FleetDriver(
         fleet=Fleet(pools, chance=random.SystemRandom()),
@@ -122,7 +124,7 @@ def _pool_limits(model: PreparedModel, replicas: Mapping[str, PreparedModel]) ->
     )
 
 
-def _served(model: PreparedModel, settings: Settings) -> ServedModel:
+def _served(model: PreparedModel, settings: Settings, trial: GrammarTrial) -> ServedModel:
     card = ModelCard(
         id=model.name,
         created_s=int(wall_s()),
@@ -135,4 +137,5 @@ def _served(model: PreparedModel, settings: Settings) -> ServedModel:
         template=ChatTemplate(model.folder.facts, lambda: datetime.now(UTC)),
         slo=settings.slo,
         new_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
+        trial=trial,
     )
