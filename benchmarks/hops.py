@@ -28,7 +28,7 @@ from pathlib import Path
 from sluice.telemetry.journal import JournalReader
 from sluice.telemetry.records import RequestArrived, Step
 
-_WORDS = "river stone cloud paper green seven light water north letter glass wind apple".split()
+_WORDS = ("river", "stone", "cloud", "paper", "green", "seven", "light", "water", "north", "glass")
 
 
 class Server:

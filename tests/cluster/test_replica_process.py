@@ -179,6 +179,25 @@ def test_one_that_is_silent_without_work_is_left_alone():
     )
 
 
+def test_silence_counts_from_the_work_and_not_from_the_idle_time_before_it():
+    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+        watcher.works = False
+        await watcher.until(lambda: watcher.messages)
+        watcher.messages.clear()
+        await asyncio.sleep(0.7)  # idle for most of the silence that would be a fault
+        watcher.works = True
+        process.send(Cancel("work"))
+        await watcher.until(lambda: watcher.messages or watcher.losses)
+        assert watcher.losses == []
+
+    run(
+        "channel.send([DrainDone()])\nchannel.receive(60)\ntime.sleep(0.6)\n"
+        "channel.send([DrainDone()])\nchannel.receive(60)",
+        work,
+        silence_s=1.0,
+    )
+
+
 def test_one_that_talks_nonsense_is_killed(monkeypatch):
     monkeypatch.setattr(local, "_EXIT_WAIT_S", 0.2)
 

@@ -477,6 +477,11 @@ def test_a_model_name_that_cannot_stand_in_an_address_is_refused(problems, name)
     assert "a model's name has at most 128" in told
 
 
+def test_a_key_is_shown_without_its_control_characters(problems):
+    (told,) = problems('[models."\\u001b[31m\\n"]\nsource = "a"')
+    assert told.partition(" ")[2].startswith('models."\\u001b[31m\\n": ')
+
+
 def test_a_model_name_may_be_that_of_a_repository(load):
     names = ["org/Qwen2.5-Coder_3B:Q4_K_M", "a" * 128]
     text = "".join(f'[models."{name}"]\nsource = "a"\n' for name in names)

@@ -73,6 +73,7 @@ class ReplicaProcess:
         self._stopping = False
         self._spoke = False
         self._silent = False
+        self._hear_by_s: float | None = None  # when it must have spoken, None while it is idle
 
     @property
     def pid(self) -> int | None:
@@ -89,6 +90,8 @@ class ReplicaProcess:
         """Queue a message; one to a process that is gone is dropped, as its loss is reported."""
         if self._channel is None:
             return
+        if self._hear_by_s is None:
+            self._hear_by_s = _now_s() + self._patience.silence_s_max
         try:
             self._channel.send_nowait(message)
         except ChannelClosed as closed:
@@ -156,11 +159,11 @@ class ReplicaProcess:
         return await self._listen(self._channel)
 
     async def _listen(self, channel: GatewayChannel) -> str:
-        load_by_s = asyncio.get_running_loop().time() + self._patience.load_s_max
+        self._hear_by_s = _now_s() + self._patience.load_s_max
         while True:
             receiving = asyncio.create_task(channel.receive())
             # Not cancelled while waiting: that could lose half a frame.
-            while not (await asyncio.wait([receiving], timeout=self._wait_s(load_by_s)))[0]:
+            while not (await asyncio.wait([receiving], timeout=self._wait_s()))[0]:
                 impatient = self._impatient_words()
                 if impatient:
                     self._silent = self._spoke
@@ -172,21 +175,28 @@ class ReplicaProcess:
                 return await self._closed_words(str(closed))
             self._spoke = True
             self._listener.received(self.replica_id, messages)
+            is_busy = self._listener.busy(self.replica_id)
+            self._hear_by_s = _now_s() + self._patience.silence_s_max if is_busy else None
 
-    def _wait_s(self, load_by_s: float) -> float:
-        """How long to wait for the next message: the first one comes when the model is loaded."""
-        if self._spoke:
+    def _wait_s(self) -> float:
+        if self._hear_by_s is None:
             return self._patience.silence_s_max
-        return max(0.0, load_by_s - asyncio.get_running_loop().time())
+        return max(0.0, self._hear_by_s - _now_s())
 
     def _impatient_words(self) -> str:
-        """Why a replica that let a wait run out is given up, empty where it may be silent."""
+        """Why a replica is given up, empty where it may still be silent.
+
+        Silence counts from its last message or, where it was idle then, from its next work.
+        """
+        if self._hear_by_s is None or _now_s() < self._hear_by_s:
+            return ""
         if not self._spoke:
             words = f"the model was not loaded within {self._patience.load_s_max:g} s (load_max)"
             self._listener.received(self.replica_id, [LoadFailed(words, permanent=False)])
             return words
         if self._listener.busy(self.replica_id):
             return f"silent for {self._patience.silence_s_max:g} s with work at hand"
+        self._hear_by_s = None
         return ""
 
     async def _closed_words(self, closed: str) -> str:
@@ -195,6 +205,10 @@ class ReplicaProcess:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _EXIT_WAIT_S)
         return closed
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _exit_words(status: int) -> str:

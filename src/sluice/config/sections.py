@@ -174,7 +174,7 @@ class ModelSection:
     """Most prompt tokens in one step. Larger chunks finish prompts sooner and make running
     sequences wait longer for their next token."""
 
-    step_s_max: Seconds = 0.1
+    step_s_max: Seconds = 0.08
     """Aim for the longest step. A cancelled request frees its memory between steps, so this bounds
     how long that takes."""
 

@@ -5,6 +5,7 @@ another. Nothing here knows what a value may be, and nothing reads the environme
 hands it in.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ _PREFIX = "SLUICE_"
 _FOREIGN = re.compile(r"SLUICE_(SERVICE_|PORT$|PORT_|TEST_)")
 # More tables within tables than any setting needs.
 _DEPTH_MAX = 32
+# The parser takes quadratic time for a key of many parts.
+_LONG_KEY = re.compile(r"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){50}")
 _LONG_NUMBER = re.compile(r"(?:\d_?){4000}")
 # Names the settings file for the command line; it is no setting itself.
 CONFIG_VARIABLE = "SLUICE_CONFIG"
@@ -83,6 +86,8 @@ def parse_override(text: str) -> Override:
 
 def file_table(text: str, name: str) -> Table:
     """The table of a TOML file. Raises ``ValueError`` where it is not TOML."""
+    if found := _LONG_KEY.search(text):
+        raise ValueError(f"{name}:{_line_of(text, found.start())}: is nested too deeply")
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -123,8 +128,12 @@ def _toml_error(told: str, name: str, text: str) -> str:
 def _long_number(name: str, text: str) -> str:
     """What is wrong with a text that is TOML and still cannot be read."""
     found = _LONG_NUMBER.search(text)
-    line = f":{text.count(chr(10), 0, found.start()) + 1}" if found else ""
+    line = f":{_line_of(text, found.start())}" if found else ""
     return f"{name}{line}: a number has too many digits"
+
+
+def _line_of(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
 
 
 def environment_table(environment: Mapping[str, str], below: Table) -> tuple[Table, list[str]]:
@@ -186,7 +195,10 @@ def put(table: Table, path: KeyPath, leaf: Leaf) -> str | None:
 
 def dotted(path: KeyPath) -> str:
     """The spelling of a key path that TOML and ``--set`` accept."""
-    return ".".join(part if re.fullmatch(r"[\w-]+", part) else f'"{part}"' for part in path)
+    return ".".join(
+        part if re.fullmatch(r"[\w-]+", part) else json.dumps(part, ensure_ascii=False)
+        for part in path
+    )
 
 
 def overlay(lower: Table, upper: Table) -> Table:
@@ -229,6 +241,8 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 def _dotted(key: str) -> KeyPath:
     """The parts of a TOML key; text that is no TOML key is split at its dots."""
+    if _LONG_KEY.match(key):
+        return tuple(key.split("."))
     try:
         tree: object = tomllib.loads(f"{key} = 0")
     except (ValueError, RecursionError):
