@@ -16,10 +16,26 @@ from sluice.server.limits import Limits
 from sluice.server.models import MODELS_PREFIX
 from sluice.server.options import LOGPROBS_MAX, RANGES, STOPS_MAX
 from sluice.server.paths import NOT_SUPPORTED
-from sluice.server.wire import ChatRequest, CompletionRequest, Options, ResponsesRequest
+from sluice.server.structure import STRUCTURE_MAX
+from sluice.server.wire import (
+    ENTRIES_MAX,
+    MESSAGES_MAX,
+    TOKEN_IDS_MAX,
+    ChatRequest,
+    CompletionRequest,
+    Options,
+    ResponsesRequest,
+)
 
 _LIMITS = Limits()
-# Prose with the names of ``Limits`` in braces.
+_NUMBERS: Mapping[str, float] = {
+    **asdict(_LIMITS),
+    "MESSAGES_MAX": MESSAGES_MAX,
+    "ENTRIES_MAX": ENTRIES_MAX,
+    "TOKEN_IDS_MAX": TOKEN_IDS_MAX,
+    "STRUCTURE_MAX": STRUCTURE_MAX,
+}
+# Prose with the names of ``_NUMBERS`` in braces.
 _RULES_FILE = Path(__file__).with_name("http_rules.md")
 
 _KEYS = {
@@ -111,7 +127,7 @@ NOTES: Mapping[str, tuple[str, str, str]] = {
     "seed": ("signed 64-bit", "none", "the same draws for the same request"),
     "presence_penalty": ("", "0", "lowers tokens that were generated"),
     "frequency_penalty": ("", "0", "lowers tokens by how often they were generated"),
-    "logit_bias": ("token id to -100 to 100", "none", "added to logits"),
+    "logit_bias": (f"up to {TOKEN_IDS_MAX} token ids to -100 to 100", "none", "added to logits"),
     "user": ("text", "none", "accepted, changes nothing"),
     "service_tier": ("text", "none", "accepted, changes nothing"),
     "top_k": ("", "0", "vendor extension: the k most likely tokens; -1 and 0 are all"),
@@ -119,12 +135,13 @@ NOTES: Mapping[str, tuple[str, str, str]] = {
     "repetition_penalty": ("", "1", "vendor extension: divides logits of tokens that occurred"),
     "ignore_eos": ("true, false", "false", "vendor extension: go on after the end token"),
     "min_tokens": ("", "0", "vendor extension: no end before so many tokens"),
-    "stop_token_ids": ("list of token ids", "none", "vendor extension: tokens that end the output"),
-    "messages": ("list, not empty", "required", "content is text or a list of text parts"),
+    "stop_token_ids": (f"list of up to {TOKEN_IDS_MAX} token ids", "none",
+                       "vendor extension: tokens that end the output"),
+    "messages": (f"list of 1 to {MESSAGES_MAX}", "required", "content is text or a list of text parts"),
     "logprobs": ("true, false", "false", "log-probabilities of the tokens"),
     "top_logprobs": ("", "0", "likely alternatives of each token"),
     "response_format": ("object", "text", "`text`, `json_object` or `json_schema`"),
-    "tools": ("list", "none", "function tools"),
+    "tools": (f"list of up to {ENTRIES_MAX}", "none", "function tools"),
     "tool_choice": ("text or object", "auto", "`auto`, `none`, `required` or one function"),
     "parallel_tool_calls": ("true, false", "true", "accepted, changes nothing"),
     "functions": ("list", "none", "refused unless empty; use `tools`"),
@@ -170,7 +187,7 @@ def http_lines() -> Iterator[str]:
     yield from _fields("Fields of `/v1/chat/completions`", ChatRequest, Options)
     yield from _fields("Fields of `/v1/completions`", CompletionRequest, Options)
     yield from _fields("Fields of `/v1/responses`", ResponsesRequest, None)
-    rules = _RULES_FILE.read_text(encoding="utf-8").format_map(asdict(_LIMITS))
+    rules = _RULES_FILE.read_text(encoding="utf-8").format_map(_NUMBERS)
     yield from ("", *rules.splitlines())
     yield from ("", "## Codes", "")
     yield 'Errors have the body `{"error": {"message", "type", "param", "code"}}`; refusals by'

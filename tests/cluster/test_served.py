@@ -208,8 +208,8 @@ def test_a_minimum_with_every_token_as_its_end_is_refused(left):
     with pytest.raises(InvalidRequest, match="every token") as refused:
         submitted(served, call(output_tokens_min=1, stop_tokens=every))
     assert refused.value.param == "stop_token_ids"
-    assert submitted(served, call(output_tokens_min=1, stop_tokens=every[1:]))
-    assert submitted(served, call(stop_tokens=every))
+    submitted(served, call(output_tokens_min=1, stop_tokens=every[1:]))
+    submitted(served, call(stop_tokens=every))
 
 
 def schema_call(**schema) -> Call:

@@ -9,7 +9,8 @@ import pytest
 
 from sluice.core.errors import ModelLoadError
 from sluice.executors import openvino_ir
-from sluice.executors.openvino_gguf import Q4_1, Q8_0, Weights
+from sluice.executors.gguf import read_gguf
+from sluice.executors.gguf_weights import Q4_1, Q8_0, Weights
 from sluice.executors.openvino_graph import dequantised, packed_weight
 from sluice.executors.openvino_ir import prepare_ir
 from sluice.executors.openvino_weights import _match
@@ -19,7 +20,7 @@ from sluice.executors.openvino_weights import _match
 def test_converted_weights_are_those_of_the_file_within_two_percent(smollm2_gguf, smollm2_folder):
     model = ov.Core().read_model(smollm2_folder / "openvino_model.xml")
     products = [node for node in model.get_ordered_ops() if packed_weight(node) is not None]
-    matrices = _match(products, Weights(smollm2_gguf))
+    matrices = _match(products, Weights(read_gguf(smollm2_gguf)))
     assert matrices is not None
     assert len(matrices) == 30 * 7 + 1
     for product, matrix in zip(products[::10], matrices[::10], strict=True):
@@ -39,9 +40,9 @@ def test_q4_1_and_q8_0_blocks_decode_to_the_values_of_the_format(tmp_path):
     header += text("b") + struct.pack("<IQQIQ", 2, 32, 1, Q8_0, 32)
     content = header + bytes(-len(header) % 32) + q4_1.ljust(32, b"\0") + q8_0
     (tmp_path / "x.gguf").write_bytes(content)
-    weights = Weights(tmp_path / "x.gguf")
-    first, second = (weights.decode(tensor) for tensor in weights.tensors)
-    assert weights.numbers == {"x.attention.head_count": 9}
+    weights = Weights(read_gguf(tmp_path / "x.gguf"))
+    first, second = (weights.decode(tensor) for tensor in weights.gguf.tensors)
+    assert weights.gguf.number("x.attention.head_count") == 9
     assert first.tolist() == [(codes * 0.5 - 3).tolist()]
     assert second.tolist() == [(np.arange(-16, 16) * 0.25).tolist()]
 

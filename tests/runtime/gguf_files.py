@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-from sluice.runtime.gguf import Gguf
+from sluice.executors.gguf import Gguf
 from sluice.runtime.gguf_tokenizer import gguf_facts, tokenizer_json
 from sluice.runtime.model_folder import ModelFacts
 from sluice.runtime.tokenizing import Tokenizer

@@ -12,7 +12,7 @@ from sluice.runtime.grammar import format_grammar, tool_grammar
 from sluice.runtime.grammar_trial import GrammarTrial
 from sluice.runtime.tools import HERMES
 
-ORDINARY = format_grammar(OutputFormat("json_schema", {"type": "integer"}))
+ORDINARY = format_grammar(OutputFormat("json_schema", {"type": "integer"})) or ""
 
 
 def unchecked(schema):
@@ -32,7 +32,10 @@ def test_an_ordinary_grammar_passes(trial):
 
 def test_a_call_that_begins_with_a_token_of_the_model_passes(trial):
     tool = {"type": "function", "function": {"name": "f"}}
-    trial.check(tool_grammar(ChatPrompt([], (tool,), "required"), HERMES, 49_000), "tools")
+    grammar = tool_grammar(ChatPrompt([], (tool,), "required"), HERMES, 49_000)
+    assert grammar is not None
+    assert "<[49000]>" in grammar
+    trial.check(grammar, "tools")
 
 
 def test_a_grammar_that_the_engine_cannot_open_is_refused_with_its_reason(trial):
@@ -62,7 +65,12 @@ def test_a_child_that_does_not_answer_is_given_up(monkeypatch):
 
 def test_a_verdict_is_remembered_and_their_number_is_bounded(monkeypatch):
     trial, asked = GrammarTrial(), []
-    monkeypatch.setattr(trial, "_ask", lambda grammar: asked.append(grammar) or "")
+
+    def ask(grammar):
+        asked.append(grammar)
+        return ""
+
+    monkeypatch.setattr(trial, "_ask", ask)
     monkeypatch.setattr(grammar_trial, "VERDICTS_MAX", 2)
     for grammar in ("a", "a", "b", "c", "c"):
         trial.check(grammar, "response_format")

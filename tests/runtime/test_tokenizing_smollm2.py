@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sluice.core.errors import InvalidRequest
+from sluice.executors.gguf import read_gguf
 from sluice.runtime.generation import ChatPrompt
-from sluice.runtime.gguf import read_gguf
 from sluice.runtime.model_folder import ModelFolder
 from sluice.runtime.prepare import write_text_side
 from sluice.runtime.templates import ChatTemplate

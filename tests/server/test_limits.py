@@ -348,3 +348,18 @@ def test_what_is_no_http_is_not_logged(server, caplog):
         opened.sendall(b"GET\r\n\r\n")
         read_all(opened)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stopping_cuts_off_clients_that_do_not_read(monkeypatch, caplog, stream):
+    monkeypatch.setattr(serving, "_CLOSE_S_MAX", 1)
+    gateway = FakeGateway(lambda call: speak(call, "x" * 30_000_000))
+    with ExitStack() as opened:
+        with served(gateway) as server:
+            silent = opened.enter_context(connected(server))
+            silent.sendall(raw_post(stream=stream))
+            assert silent.recv(1) == b"H"
+            began = time.monotonic()
+        took_s = time.monotonic() - began
+    assert took_s < 0.95
+    assert not caplog.records

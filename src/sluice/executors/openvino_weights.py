@@ -18,7 +18,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as opset
 
-from sluice.executors.openvino_gguf import Q4_1, Q8_0, Matrix, Tensor, Weights
+from sluice.executors.gguf import Tensor, read_gguf
+from sluice.executors.gguf_weights import Q4_1, Q8_0, Matrix, Weights
 from sluice.executors.openvino_graph import dequantised, packed_weight
 
 # A matrix of the IR and one of the file are the same if they differ by less than this, relative to
@@ -33,8 +34,8 @@ def restore_weights(folder: Path, gguf: Path) -> bool:
 
     A model in which some product cannot be matched to a matrix of the file is left as it is.
     """
-    weights = Weights(gguf)
-    if not any(tensor.encoding == Q4_1 for tensor in weights.tensors):
+    weights = Weights(read_gguf(gguf))
+    if not any(tensor.encoding == Q4_1 for tensor in weights.gguf.tensors):
         return False
     model = ov.Core().read_model(folder / "openvino_model.xml")
     products = [node for node in model.get_ordered_ops() if packed_weight(node) is not None]
@@ -55,12 +56,12 @@ def restore_weights(folder: Path, gguf: Path) -> bool:
 def _match(products: list[Any], weights: Weights) -> list[Matrix] | None:
     """Return the file's matrix for each product, ``None`` if one has no match."""
     unused = sorted(
-        (t for t in weights.tensors if t.encoding in {Q4_1, Q8_0} and len(t.shape) == 2),
+        (t for t in weights.gguf.tensors if t.encoding in {Q4_1, Q8_0} and len(t.shape) == 2),
         key=_layer,
     )
     heads = [
         int(count)
-        for name, count in weights.numbers.items()
+        for name, count in weights.gguf.values.items()
         if name.endswith((".attention.head_count", ".attention.head_count_kv"))
     ]
     matrices = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.core.errors import ModelLoadError
-from sluice.runtime.gguf import Gguf
+from sluice.executors.gguf import Gguf
 from sluice.runtime.model_folder import ModelFacts
 
 JsonDict = dict[str, Any]

@@ -20,7 +20,7 @@ import msgspec
 
 from sluice.catalog.file_lock import file_lock, free_lock, shared_lock
 from sluice.core.errors import ModelLoadError
-from sluice.runtime.gguf import Gguf, read_gguf
+from sluice.executors.gguf import Gguf, read_gguf
 from sluice.runtime.gguf_tokenizer import gguf_facts, tokenizer_json
 from sluice.runtime.model_folder import (
     TOKENIZER_FILE,

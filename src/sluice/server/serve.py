@@ -273,6 +273,8 @@ class Protocol(HttpToolsProtocol):
             self._answer_and_close(_stopping())
         else:
             super().shutdown()
+            # Where the client does not read, sending would be waited for until it is cancelled.
+            self._wait(_CLOSE_S_MAX / 2)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in the usual error shape."""

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from sluice.core.errors import ModelLoadError
-from sluice.runtime.gguf import read_gguf
+from sluice.executors.gguf import read_gguf
 from tests.runtime.gguf_files import byte_level_values, gguf_bytes
 
 VALUES = {"general.architecture": "llama", "a.number": 7, "a.flag": True, "a.texts": ["x", "é"],

@@ -1,8 +1,8 @@
-"""Reading the metadata of a GGUF file: what it says about the model and its tokenizer.
+"""Reading the header of a GGUF file: what it says about the model, and where its tensors lie.
 
-Decides whether a file is a whole GGUF and gives its key-value section as Python values. Tensor data
-is never read; the tensor table is, because the end of the last tensor shows whether a file was cut
-short. Used when a model is prepared. Nothing about tokenizers or engines lives here.
+Decides whether a file is a whole GGUF: the end of the last tensor shows whether it was cut short.
+Tensor data is read in ``gguf_weights``. Used when a model is prepared, by processes that must stay
+small: nothing about tokenizers or engines lives here, and numpy is not imported.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -47,11 +47,25 @@ _BLOCKS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Tensor:
+    """Where a tensor lies, ``start`` in bytes of the file.
+
+    ``shape`` is rows first; ``encoding`` is GGUF's type number.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    encoding: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gguf:
-    """The metadata of one file. ``values`` maps keys such as ``general.architecture``."""
+    """The header of one file. ``values`` maps keys such as ``general.architecture``."""
 
     path: Path
     values: Mapping[str, Any]
+    tensors: tuple[Tensor, ...] = ()
 
     def text(self, key: str) -> str | None:
         """The string at ``key``, ``None`` where there is none."""
@@ -65,7 +79,7 @@ class Gguf:
 
 
 def read_gguf(path: Path) -> Gguf:
-    """Read the metadata of ``path``; raises ``ModelLoadError`` for a damaged or truncated file."""
+    """Read the header of ``path``; raises ``ModelLoadError`` for a damaged or truncated file."""
     try:
         with path.open("rb") as file:
             return _Reader(path, file).read()
@@ -99,26 +113,28 @@ class _Reader:
             key = self._string()
             (kind,) = self._unpack("<I")
             values[key] = self._value(kind)
-        self._check_tensors(tensors, _alignment(values))
-        return Gguf(self._path, values)
+        return Gguf(self._path, values, self._tensors(tensors, _alignment(values)))
 
-    def _check_tensors(self, count: int, alignment: int) -> None:
-        ends: list[int] = []
+    def _tensors(self, count: int, alignment: int) -> tuple[Tensor, ...]:
+        table: list[tuple[str, tuple[int, ...], int, int]] = []
         for _ in range(count):
-            self._string()
+            name = self._string()
             (dimensions,) = self._unpack("<I")
             if dimensions > 8:
                 raise self._damaged(f"a tensor of {dimensions} dimensions")
             shape = self._unpack(f"<{dimensions}Q")
-            kind, offset = self._unpack("<IQ")
-            ends.append(offset + _tensor_bytes(shape, kind))
+            table.append((name, shape[::-1], *self._unpack("<IQ")))
         start = -(-self._file.tell() // alignment) * alignment
-        needed = start + max(ends, default=0)
+        tensors = tuple(
+            Tensor(name, shape, encoding, start + offset) for name, shape, encoding, offset in table
+        )
+        needed = max((t.start + _tensor_bytes(t.shape, t.encoding) for t in tensors), default=start)
         if needed > self._size:
             raise ModelLoadError(
                 f"{self._path} is truncated: its tensors end at byte {needed}, the file has"
                 f" {self._size} bytes; fetch it again"
             )
+        return tensors
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
