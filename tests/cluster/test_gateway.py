@@ -64,6 +64,27 @@ def test_an_unknown_model_is_told_with_those_that_exist():
     in_virtual_time(work)
 
 
+class FullOfSchemas(ServedModel):
+    """Has too many schemas to check."""
+
+    async def submit(self, call: Call) -> Submit:
+        raise Overloaded(
+            "later", status=429, reason="queue_full", measured=8, threshold=8, retry_after_s=2
+        )
+
+
+def test_a_call_that_is_turned_away_before_admission_is_counted():
+    async def work() -> None:
+        rig = Rig(served=served_model(FullOfSchemas))
+        await rig.gateway.start()
+        with pytest.raises(Overloaded):
+            await rig.generate("a")
+        assert rig.value("refusals_total", "tiny", "queue_full") == 1
+        rig.check_empty()
+
+    in_virtual_time(work)
+
+
 @pytest.mark.parametrize("steps_before", [0, 1, 3])
 def test_a_cancelled_call_frees_its_blocks_after_the_running_step(steps_before):
     async def work() -> None:

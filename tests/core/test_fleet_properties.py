@@ -39,7 +39,7 @@ from sluice.core.events import (
     Tick,
     WakeAt,
 )
-from sluice.core.fleet import Fleet
+from sluice.core.fleet import LOSSES_MAX, Fleet
 from sluice.core.fleet_replica import RestartLimits
 from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState
 from sluice.core.pools import PoolLimits
@@ -189,9 +189,9 @@ class FleetMachine(RuleBasedStateMachine):
             self.states[replica] = ReplicaState.FAILED if permanent else ReplicaState.BACKOFF
             for name in [n for n, at in self.on_board.items() if at == replica]:
                 del self.on_board[name]
-                self.losses[name] += 1
+                self.losses[name] += LOSSES_MAX if chance == 8 else 1
                 self.waiting.add(name)
-            self.handle(ReplicaLost(replica, "killed", permanent=permanent))
+            self.handle(ReplicaLost(replica, "x", permanent=permanent, silent=chance == 8))
 
     @rule(seconds=st.integers(1, 40))
     def wait(self, seconds: int) -> None:

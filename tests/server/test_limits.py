@@ -294,9 +294,12 @@ def test_trailers_are_dropped(server):
 def test_trailers_over_the_limit_of_a_head_are_refused(server, monkeypatch, line):
     parts: list[bytes] = []
     on_body = serving.Protocol.on_body
-    monkeypatch.setattr(
-        serving.Protocol, "on_body", lambda self, body: (on_body(self, body), parts.append(body))
-    )
+
+    def note(self, body):
+        on_body(self, body)
+        parts.append(body)
+
+    monkeypatch.setattr(serving.Protocol, "on_body", note)
     with connected(server) as opened:
         opened.sendall(chunked_post() + (b"" if line.endswith(b"\n") else b"x-long: "))
         server.eventually(lambda: parts)
