@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sluice.cluster.served import _SCHEMAS_MAX, ServedModel
+from sluice.cluster.served import _TRIALS_MAX, ServedModel
 from sluice.core.errors import ContextExceeded, InvalidRequest, Overloaded
 from sluice.core.events import ReplicaLimits
 from sluice.core.sampling import Sampling
@@ -99,6 +99,11 @@ def test_a_text_that_is_too_long_is_refused_before_it_is_tokenised():
     served._tokenizer.encode_text = None  # type: ignore[assignment,method-assign]
     with pytest.raises(ContextExceeded, match=r"at least \d+ tokens; tiny holds 512"):
         submitted(served, call(TextPrompt("wonder " * 100_000)))
+
+
+def test_token_ids_that_are_too_many_are_refused_before_they_are_looked_at():
+    with pytest.raises(ContextExceeded, match="at least 600 tokens; tiny holds 512"):
+        submitted(served_model(), call(TokenPrompt((-1,) * 600)))
 
 
 @pytest.mark.parametrize(
@@ -225,9 +230,12 @@ class Trial(GrammarTrial):
         self.go.set()
         self.asked = 0
 
+    def knows(self, grammar: str) -> bool:
+        return "known" in grammar
+
     def check(self, grammar: str, param: str) -> None:
         self.asked += 1
-        assert self.go.wait(10)
+        assert self.knows(grammar) or self.go.wait(10)
         if "poison" in grammar:
             raise InvalidRequest("too much", param=param)
 
@@ -251,19 +259,22 @@ def test_the_format_that_is_always_the_same_is_not_tried():
     assert not trial.asked
 
 
-def test_the_number_of_schemas_that_wait_to_be_checked_is_bounded():
+def test_the_number_of_schemas_that_wait_to_be_tried_is_bounded_and_known_ones_do_not_wait():
     trial = Trial()
     served = served_model(trial=trial)
 
     async def scene() -> None:
         trial.go.clear()
         waiting = [
-            asyncio.create_task(served.submit(schema_call(const=i))) for i in range(_SCHEMAS_MAX)
+            asyncio.create_task(served.submit(schema_call(const=i))) for i in range(_TRIALS_MAX)
         ]
-        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            while served._trials < _TRIALS_MAX:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0)
         with pytest.raises(Overloaded) as refused:
             await served.submit(schema_call(const="more"))
         assert refused.value.status == 429
+        assert (await served.submit(schema_call(const="known"))).grammar
         trial.go.set()
         await asyncio.gather(*waiting)
         assert (await served.submit(schema_call(const="later"))).grammar

@@ -75,5 +75,6 @@ def test_a_verdict_is_remembered_and_their_number_is_bounded(monkeypatch):
     for grammar in ("a", "a", "b", "c", "c"):
         trial.check(grammar, "response_format")
     assert asked == ["a", "b", "c"]
+    assert [trial.knows(grammar) for grammar in "abc"] == [False, True, True]
     trial.check("a", "response_format")
     assert asked[-1] == "a"

@@ -4,6 +4,7 @@ import asyncio
 import json
 import select
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -120,26 +121,39 @@ def test_structure_after_text_is_counted():
 # ------------------------------------------------------------------------------------ threads
 
 
+class CountingThreads(ThreadPoolExecutor):
+    """Threads that count the work they were given."""
+
+    given = 0
+
+    def submit(self, *arguments, **options):
+        self.given += 1
+        return super().submit(*arguments, **options)
+
+
 def test_large_bodies_are_understood_beside_the_event_loop_two_at_a_time():
     bodies = Bodies(Limits())
-    threads: list[threading.Thread] = []
-    running: list[int] = []
-    both = threading.Barrier(2)
+    go_on = threading.Event()
 
-    def understand(body: bytes) -> int:
-        threads.append(threading.current_thread())
-        running.append(1)
-        at_once = len(running)
-        both.wait(10)
-        running.pop()
-        return at_once
+    def understand(body: bytes) -> threading.Thread:
+        go_on.wait(10)
+        return threading.current_thread()
 
-    async def work() -> list[int]:
+    async def work() -> tuple[int, list[threading.Thread]]:
+        threads = CountingThreads()
+        asyncio.get_running_loop().set_default_executor(threads)
         body = b" " * (SMALL_BYTES_MAX + 1)
-        return await asyncio.gather(*(bodies.understand(body, understand) for _ in range(6)))
+        understood = asyncio.gather(*(bodies.understand(body, understand) for _ in range(6)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        given = threads.given
+        go_on.set()
+        return given, await understood
 
-    assert max(asyncio.run(work())) <= 2
-    assert threading.current_thread() not in threads
+    given, ran_in = asyncio.run(work())
+    assert given == 2
+    assert len(ran_in) == 6
+    assert threading.current_thread() not in ran_in
 
 
 def test_a_small_body_is_understood_where_it_is():

@@ -100,6 +100,12 @@ def test_numbers_that_json_lacks_become_null():
     assert json.loads(problem.body())["error"]["threshold"] is None
 
 
+def test_what_was_not_measured_is_not_told():
+    problem = problem_of(unfinished(finished(EndReason.EXPIRED)))
+    assert not {"measured", "threshold"} & set(problem.error)
+    assert dict(problem.headers)[b"x-sluice-reason"] == b"deadline_expired"
+
+
 def test_no_reason_can_add_a_header():
     headers = dict(problem_of(overloaded(1, reason="a\r\nset-cookie: x\u00e9")).headers)
     assert headers[b"x-sluice-reason"].startswith(b"a??set-cookie: x?;")

@@ -34,8 +34,8 @@ from sluice.runtime.tools import ToolCallParser, ToolFormat, tool_format
 # Requests longer than this are rendered and tokenised on another thread: at about 5 MB/s a shorter
 # one holds the event loop for a few milliseconds at most.
 _INLINE_BYTES_MAX = 16_384
-# Calls whose schemas are being checked or wait for it; a bad one can take a second or two.
-_SCHEMAS_MAX = 8
+# Calls whose schemas are being tried or wait for it; a bad one takes about half a second.
+_TRIALS_MAX = 8
 
 
 class ServedModel:
@@ -63,9 +63,11 @@ class ServedModel:
         self._new_id = new_id
         self._trial = trial
         self._tool_format = tool_format(tokenizer.facts.chat_template or "")
-        # Its own threads, so that bad schemas keep no prompt from being tokenised.
+        # Their own threads, so that bad schemas keep no prompt from being tokenised, and new ones
+        # keep none that is known from being served.
         self._schema_threads = ThreadPoolExecutor(2, "schemas")
-        self._schemas = 0
+        self._trial_threads = ThreadPoolExecutor(1, "trials")
+        self._trials = 0
 
     @property
     def card(self) -> ModelCard:
@@ -83,7 +85,7 @@ class ServedModel:
         if call.output_format.kind == "json_schema" or self.tool_calls(call) is not None:
             grammar = await self._schema_grammar(call)
         elif call.output_format.kind == "json_object":
-            grammar = self._grammar(call)
+            grammar, _ = self._grammar(call)
         return Submit(self._request(call, prompt), call.sampling, self._rules(call), grammar)
 
     def tool_calls(self, call: Call) -> "ToolCalls | None":
@@ -212,32 +214,36 @@ class ServedModel:
 
     async def _schema_grammar(self, call: Call) -> str | None:
         """The grammar of a call with a schema: checking it takes tens of milliseconds, or more."""
-        if self._schemas >= _SCHEMAS_MAX:
+        loop = asyncio.get_running_loop()
+        grammar, param = await loop.run_in_executor(self._schema_threads, self._grammar, call)
+        if grammar is None or self._trial is None:
+            return grammar
+        if self._trial.knows(grammar):
+            await loop.run_in_executor(self._schema_threads, self._trial.check, grammar, param)
+            return grammar
+        if self._trials >= _TRIALS_MAX:
             raise Overloaded(
-                f"{self._schemas} other schemas are being checked; send this one again later.",
+                f"{self._trials} other schemas are being tried; send this one again later.",
                 status=429,
                 reason="queue_full",
-                measured=self._schemas,
-                threshold=_SCHEMAS_MAX,
+                measured=self._trials,
+                threshold=_TRIALS_MAX,
                 retry_after_s=2,
             )
-        self._schemas += 1
+        self._trials += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._schema_threads, self._grammar, call)
+            await loop.run_in_executor(self._trial_threads, self._trial.check, grammar, param)
         finally:
-            self._schemas -= 1
+            self._trials -= 1
+        return grammar
 
-    def _grammar(self, call: Call) -> str | None:
-        grammar, param = None, "tools"
+    def _grammar(self, call: Call) -> tuple[str | None, str]:
+        """The grammar that holds a call's output, and the parameter that it comes from."""
         if isinstance(call.prompt, ChatPrompt):
             grammar = tool_grammar(call.prompt, self._tool_format, self._marker_token)
-        if grammar is None:
-            grammar, param = format_grammar(call.output_format), "response_format"
-        is_new = call.output_format.kind != "json_object" or param == "tools"
-        if grammar is not None and is_new and self._trial is not None:
-            self._trial.check(grammar, param)
-        return grammar
+            if grammar is not None:
+                return grammar, "tools"
+        return format_grammar(call.output_format), "response_format"
 
     @property
     def _marker_token(self) -> int | None:

@@ -8,11 +8,11 @@ grammar engine and no model, since the cost lies in the grammar and not in the v
 
 import hashlib
 import json
-import math
 import os
 import re
 import resource
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -51,12 +51,16 @@ class GrammarTrial:
 
     def check(self, grammar: str, param: str) -> None:
         """Raises ``InvalidRequest`` where the grammar cannot be opened or costs too much."""
-        key = hashlib.sha256(grammar.encode("utf-8", "replace")).digest()
+        key = _key(grammar)
         verdict = self._verdicts.get(key)
         if verdict is None:
             verdict = self._first_verdict(key, grammar)
         if verdict:
             raise InvalidRequest(f"the schema cannot be followed: {verdict}", param=param)
+
+    def knows(self, grammar: str) -> bool:
+        """Whether ``check`` would answer at once."""
+        return _key(grammar) in self._verdicts
 
     def close(self) -> None:
         """End the child; a later ``check`` starts another."""
@@ -100,6 +104,10 @@ class GrammarTrial:
         return told
 
 
+def _key(grammar: str) -> bytes:
+    return hashlib.sha256(grammar.encode("utf-8", "replace")).digest()
+
+
 def _without_vocabulary(grammar: str) -> str:
     """The grammar with the child's end token for special tokens of a model.
 
@@ -139,15 +147,14 @@ class _Bytes:
         return list(text.encode())
 
 
-def open_timed(tokenizer: llguidance.LLTokenizer, grammar: str) -> str:
+def opened(tokenizer: llguidance.LLTokenizer, grammar: str) -> str:
     """Open a grammar and say what is wrong with it, empty if nothing is."""
-    start_s = time.process_time()
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
         return matcher.get_error().strip().partition("\n<")[0][:300]
-    return _TOO_MUCH if time.process_time() - start_s > OPEN_S_MAX else ""
+    return ""
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
@@ -156,13 +163,14 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     tokenizer = llguidance.LLTokenizer(wrapper, eos_token=[_END_TOKEN])
     resource.setrlimit(resource.RLIMIT_AS, (CHILD_MEMORY_BYTES_MAX,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     while head := requests.read(_LENGTH.size):
         (length,) = _LENGTH.unpack(head)
         grammar = requests.read(length).decode()
-        # Whole seconds: one to two from now.
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time()) + 1, hard))
-        answers.write(json.dumps(open_timed(tokenizer, grammar)).encode() + b"\n")
+        # What the timer sends ends the process, which nothing else could while the engine works.
+        signal.setitimer(signal.ITIMER_PROF, OPEN_S_MAX)
+        verdict = opened(tokenizer, grammar)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        answers.write(json.dumps(verdict).encode() + b"\n")
         answers.flush()
 
 
