@@ -122,7 +122,7 @@ def test_prompts_in_chunks_give_what_whole_ones_give(engine, prompts, alone, chu
 
 
 def test_preempted_answers_are_what_undisturbed_ones_are(engine, prompts, alone):
-    """A pool of a quarter of what sixteen at once need, and a policy that admits by the prompt alone."""
+    """A pool of a quarter of what sixteen need, and a policy that admits by the prompt alone."""
     tiny = replace(BATCH, blocks_total=20, policy=BatchingPolicy.FCFS)
     together, run = answers(engine, prompts, tiny)
     assert run.reports[-1].preemptions > 0
