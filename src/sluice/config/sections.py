@@ -136,8 +136,9 @@ class ModelSection:
     numerics: Literal["fast", "exact"] = "fast"
     """``fast`` quantises activations and lets a result depend on what else is in the batch: it
     shifts log-probabilities by a few hundredths to tenths, so that tokens of nearly equal
-    probability can come out either way. ``exact`` gives the same output whatever shares the batch
-    and is slower, in prefill most of all; use it to reproduce or to compare."""
+    probability can come out either way. ``exact`` gives the same output at temperature 0 whatever
+    shares the batch (sampled output differs only where the last bits decide) and is slower, in
+    prefill most of all; use it to reproduce or to compare."""
 
     context_tokens_max: Positive | None = None
     """Longest prompt plus output, in tokens. Unset: what the model was trained for. Lower it to let
