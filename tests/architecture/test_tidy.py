@@ -17,7 +17,7 @@ FUNCTION_LINES_WARN = 40
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
 PARAMETERS_MAX = 6
-CORE_LINES_MAX = 3500
+CORE_CODE_LINES_MAX = 3500
 
 # Where `except Exception` is right: each answers the waiter or raises again. The third place of the
 # style guide, loading one plugin, does not exist.
@@ -67,6 +67,19 @@ def line_count(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
         doc = function.body[0]
         lines -= (doc.end_lineno or doc.lineno) - doc.lineno + 1
     return lines
+
+
+def code_lines(text: str, tree: ast.AST) -> int:
+    """Lines that are neither blank nor comment nor docstring: explaining costs no budget."""
+    explaining: set[int] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                explaining.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return sum(
+        bool(line.strip()) and not line.strip().startswith("#") and number not in explaining
+        for number, line in enumerate(text.splitlines(), 1)
+    )
 
 
 def parameter_count(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -159,9 +172,9 @@ def test_functions_and_files_stay_within_their_budgets(modules):
 
 
 def test_core_stays_small(modules):
-    lines = sum(m.text.count("\n") for m in modules if m.name.startswith("core/"))
-    print(f"core: {lines} lines of {CORE_LINES_MAX}")
-    assert lines <= CORE_LINES_MAX
+    lines = sum(code_lines(m.text, m.tree) for m in modules if m.name.startswith("core/"))
+    print(f"core: {lines} lines of code of {CORE_CODE_LINES_MAX}")
+    assert lines <= CORE_CODE_LINES_MAX
 
 
 def test_no_global_statement(modules):

@@ -102,7 +102,11 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Load of this replica, sent after steps and on change; counters are since its start."""
+    """Load of this replica, sent after steps and on change; counters are since its start.
+
+    ``blocked`` of the ``waiting`` sequences were tried and do not fit beside the residents.
+    ``step_ns`` is the running mean of its steps' durations, in which one stalled step counts little.
+    """
 
     waiting: int
     running: int
@@ -114,6 +118,7 @@ class Report:
     prefix_hit_tokens: int
     prefill_tokens_per_s: float
     step_ns: int
+    blocked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,4 +298,26 @@ class StartReplica:
     replica_id: str
 
 
-FleetEffect = Dispatch | Reject | Abort | Fail | StartReplica | WakeAt
+@dataclass(frozen=True, slots=True)
+class Shorten:
+    """The request's output is limited to ``output_tokens_max``; comes before its ``Dispatch``."""
+
+    request_id: str
+    output_tokens_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retarget:
+    """The request is not accepted for its model: let it arrive again for the smaller ``model``.
+
+    The driver tokenises it for that model and adds ``Rung.SMALLER`` to its ``degraded``. Its
+    arrival time stays. ``measured`` and ``threshold`` are those that a ``Reject`` would have had.
+    """
+
+    request_id: str
+    model: str
+    measured: float
+    threshold: float
+
+
+FleetEffect = Dispatch | Reject | Abort | Fail | StartReplica | Shorten | Retarget | WakeAt

@@ -35,6 +35,22 @@ class Phase(StrEnum):
     PREEMPTED = "preempted"
 
 
+class Rung(StrEnum):
+    """What may become of a request that cannot start at once, in the order its SLO class names."""
+
+    SHORTEN = "shorten"  # its output is limited to fewer tokens than it asked for
+    SMALLER = "smaller"  # the smaller model that its model names answers it
+    QUEUE = "queue"  # it waits, where it is predicted to be on time all the same
+    REFUSE = "refuse"  # it is refused at once
+
+
+# The ladder of a request whose class names none, or whose client forbids degrading.
+LADDER_DEFAULT = (Rung.QUEUE, Rung.REFUSE)
+# Tiers run from 0, the strictest, to this one; lower is more urgent everywhere.
+TIER_MAX = 9
+TIER_DEFAULT = 1
+
+
 class SequenceId(NamedTuple):
     """One choice of one request."""
 
@@ -48,8 +64,14 @@ class Request:
 
     ``arrived_ns`` is the instant at which the first byte of the request was accepted, before
     tokenising. ``ttft_due_ns`` and ``tpot_ns`` are the targets of its SLO class, ``None`` where it
-    has none. ``deadline_ns`` is the instant after which an answer is worthless to the caller. Tier
-    0 is the strictest.
+    has none; ``quantile`` is the share of requests that are to meet them. ``deadline_ns`` is the
+    instant after which an answer is worthless to the caller, ``queue_due_ns`` the one at which its
+    class ends its wait. Tier 0 is the strictest.
+
+    ``overload`` is what may become of it when it cannot start at once, in order; ``SHORTEN``
+    limits its output to ``shorten_tokens``. ``degraded`` holds the rungs that were taken already.
+    ``weight`` is its tenant's share against the other tenants'. ``body_bytes`` is the memory that
+    it holds while it waits.
     """
 
     id: str
@@ -57,12 +79,19 @@ class Request:
     prompt: tuple[int, ...]
     output_tokens_max: int
     choices: int = 1
-    tier: int = 0
+    tier: int = TIER_DEFAULT
     tenant: str = ""
+    weight: float = 1.0
     slo_class: str = ""
     ttft_due_ns: int | None = None
     tpot_ns: int | None = None
+    quantile: float = 0.95
     deadline_ns: int | None = None
+    queue_due_ns: int | None = None
+    overload: tuple[Rung, ...] = LADDER_DEFAULT
+    shorten_tokens: int | None = None
+    degraded: tuple[Rung, ...] = ()
+    body_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
