@@ -18,10 +18,11 @@ from typing import Any
 
 from sluice.config.sections import ServerSection
 from sluice.runtime.generation import Call, ChoiceEnded, Delta
-from sluice.server.app import AsgiApp, Sources, create_app
+from sluice.server.app import create_app
 from sluice.server.chat_answers import ChatChunks
+from sluice.server.exchange import AsgiApp
 from sluice.server.serve import bind, new_event_loop, serve
-from sluice.server.stamp import Stamp
+from sluice.server.stamp import Sources, Stamp
 from sluice.testing.gateway import FakeGateway, Pause, Script, Step, finished
 
 TEXT = " wording"

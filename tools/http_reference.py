@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from sluice.core.request import TIER_MAX
 from sluice.server.app import ONE_MODEL, ROUTES
 from sluice.server.auth import Permission, permission_of
 from sluice.server.limits import Limits
@@ -34,6 +35,7 @@ _NUMBERS: Mapping[str, float] = {
     "ENTRIES_MAX": ENTRIES_MAX,
     "TOKEN_IDS_MAX": TOKEN_IDS_MAX,
     "STRUCTURE_MAX": STRUCTURE_MAX,
+    "TIER_MAX": TIER_MAX,
 }
 # Prose with the names of ``_NUMBERS`` in braces.
 _RULES_FILE = Path(__file__).with_name("http_rules.md")
@@ -88,9 +90,26 @@ CODES = (
          "Send it at once."),
     Code("body_too_large", "413", "The body is over `server.body_bytes_max`.",
          "Send less, or raise the limit."),
-    Code("queue_full", "429", "All places of the model are taken.", "Wait for `Retry-After`."),
+    Code("queue_full", "429", "All places of the model are taken, or kept for clients that were "
+         "told to come now.", "Wait for `Retry-After`."),
+    Code("queue_tokens", "429", "The prompts that wait are over `queue_tokens_max`.",
+         "Wait for `Retry-After`, or send a shorter prompt."),
+    Code("queue_bytes", "429", "The bodies that wait are over `queue_bytes_max`.",
+         "Wait for `Retry-After`, or send a shorter request."),
+    Code("predicted_late", "429", "The first token is predicted after the target of the class.",
+         "Wait for `Retry-After`, or ask in a class with more time."),
+    Code("deadline_infeasible", "429", "The answer is predicted to take longer than its deadline.",
+         "Lower `max_tokens`, or allow more time."),
+    Code("deadline_past", "429", "The deadline had passed when the request was looked at.",
+         "Allow more time."),
     Code("queue_deadline", "429", "The request waited for its longest time, or to its deadline.",
          "Wait for `Retry-After`."),
+    Code("requests_per_minute", "429", "The account is over its requests per minute.",
+         "Wait for `Retry-After`; see `x-ratelimit-*`."),
+    Code("tokens_per_minute", "429", "The account is over its tokens per minute, with all that the "
+         "request may generate.", "Wait for `Retry-After`, or lower `max_tokens`."),
+    Code("concurrency", "429", "The account has as many requests at a time as it may.",
+         "Wait for one to end."),
     Code("deadline_expired", "429", "The deadline passed before the answer was complete.",
          "Ask for less, or allow more time."),
     Code("not_ready", "503", "No replica of the model is ready.", "Wait for `Retry-After`."),
@@ -129,7 +148,8 @@ NOTES: Mapping[str, tuple[str, str, str]] = {
     "frequency_penalty": ("", "0", "lowers tokens by how often they were generated"),
     "logit_bias": (f"up to {TOKEN_IDS_MAX} token ids to -100 to 100", "none", "added to logits"),
     "user": ("text", "none", "accepted, changes nothing"),
-    "service_tier": ("text", "none", "accepted, changes nothing"),
+    "service_tier": ("text", "auto", "name of an SLO class; see below"),
+    "priority": ("", "of the class", "vendor extension: 0 is the most urgent; see below"),
     "top_k": ("", "0", "vendor extension: the k most likely tokens; -1 and 0 are all"),
     "min_p": ("", "0", "vendor extension: least probability, relative to the most likely token"),
     "repetition_penalty": ("", "1", "vendor extension: divides logits of tokens that occurred"),

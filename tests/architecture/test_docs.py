@@ -28,6 +28,12 @@ SHOWN_COMMANDS = {
     "pip install -e . && sluice serve": "tests/e2e/test_readme.py",
     "pip install -e '.[dev]' && ./check": ".ci/run",
     "curl http://127.0.0.1:8000/v1/chat/completions": "tests/e2e/test_readme.py",
+    "export ACME_KEYS=": "tests/e2e/test_overload_page.py",
+    "sluice config check -c overload.toml": "tests/e2e/test_overload_page.py",
+    "sluice serve -c overload.toml": "tests/e2e/test_overload_page.py",
+    "curl -i http://127.0.0.1:8000/v1/chat/completions": "tests/e2e/test_overload_page.py",
+    "for i in $(seq 12); do curl": "tests/e2e/test_overload_page.py",
+    "curl -s http://127.0.0.1:8000/metrics": "tests/e2e/test_overload_page.py",
 }
 
 

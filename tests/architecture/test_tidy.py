@@ -17,7 +17,7 @@ FUNCTION_LINES_WARN = 40
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
 PARAMETERS_MAX = 6
-CORE_CODE_LINES_MAX = 3500
+CORE_CODE_LINES_MAX = 4000
 
 # Where `except Exception` is right: each answers the waiter or raises again. The third place of the
 # style guide, loading one plugin, does not exist.
@@ -261,10 +261,19 @@ def test_core_imports_itself_and_pure_standard_modules_only(modules):
 # Who may import which library, so that its types and its quirks stay in one place.
 IMPORTERS = {
     "click": ("cli/",),
-    "httptools": ("server/serve.py",),
+    "httptools": ("executors/http_connection.py", "server/serve.py"),
     "jinja2": ("runtime/sandbox.py", "runtime/templates.py"),
     "llguidance": ("runtime/grammar",),
-    "msgspec": ("cli/", "cluster/", "runtime/", "server/", "telemetry/", "testing/", "wiring/"),
+    "msgspec": (
+        "cli/",
+        "cluster/",
+        "executors/",
+        "runtime/",
+        "server/",
+        "telemetry/",
+        "testing/",
+        "wiring/",
+    ),
     "numpy": ("executors/",),
     "openvino": ("executors/openvino",),
     "openvino_genai": ("executors/openvino",),

@@ -16,6 +16,7 @@ from sluice.telemetry.records import (
     Chunk,
     FirstToken,
     RequestArrived,
+    RequestDegraded,
     RequestDispatched,
     RequestEnded,
     RequestRefused,
@@ -201,3 +202,32 @@ def test_the_folder_comes_from_the_settings_if_not_given(
 ) -> None:
     assert run(["trace", "req-1", "--set", f"journal.dir={folder}"]) == 0
     assert "req-1" in capsys.readouterr().out
+
+
+def test_what_was_done_under_overload_is_told_with_its_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(
+        tmp_path,
+        RequestArrived(2 * MS, "req-1", "large", 0, 12, 500, tier=2, slo_class="gold"),
+        RequestDegraded(3 * MS, "req-1", "shorten", output_tokens_max=64),
+        RequestDegraded(4 * MS, "req-1", "smaller", None, "small", 1.25, 0.5),
+        RequestDispatched(
+            900 * MS, "req-1", "small-0", 1, predicted_wait_ns=950 * MS, waited_ns=896 * MS
+        ),
+        RequestEnded(1000 * MS, "req-1", "small", "length", 0, "small-0", 1, 12, 0, 64),
+    )
+    assert trace(tmp_path, "req-1") == 0
+    out = capsys.readouterr().out
+    for words in (
+        "class gold, tier 2",
+        "+3.0 ms shorten: at most 64 tokens",
+        "+4.0 ms smaller: small answers: measured 1.25, limit 0.5",
+        "dispatched to small-0 after waiting 896.0 ms, predicted 950.0 ms",
+    ):
+        assert words in out, words
+    assert trace(tmp_path, "req-1", "--json") == 0
+    shorten, smaller, dispatched = json.loads(capsys.readouterr().out)["decisions"]
+    assert (shorten["rung"], shorten["output_tokens_max"]) == ("shorten", 64)
+    assert (smaller["rung"], smaller["model"], smaller["measured"]) == ("smaller", "small", 1.25)
+    assert (dispatched["predicted_wait_ns"], dispatched["waited_ns"]) == (950 * MS, 896 * MS)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Any
 
+from sluice.cluster.classes import ServiceClasses
 from sluice.cluster.fleet_driver import FleetDriver
 from sluice.cluster.gateway import LocalGateway
 from sluice.cluster.local import ReplicaListener
@@ -35,6 +36,7 @@ from sluice.testing.processes import FakeProcess, VirtualTimeLoop
 from tests.runtime.gguf_files import byte_level_values, tokenizer_of
 
 S = 1_000_000_000
+SLO = {"quick": SloSection(ttft_s=0.5, tpot_s=0.05)}
 LIMITS = BatchingLimits(400, 4, 100, sequences_max=4)
 
 
@@ -50,7 +52,7 @@ def served_model(
         card=ModelCard("tiny", 0, 512),
         tokenizer=tokenizer,
         template=ChatTemplate(tokenizer.facts, lambda: None),  # type: ignore[arg-type,return-value]
-        slo={"quick": SloSection(ttft_s=0.5, tpot_s=0.05)},
+        classes=ServiceClasses(SLO),
         new_id=lambda: f"call{next(numbers)}",
         trial=trial,
     )
@@ -76,7 +78,7 @@ class Rig:
         self.processes: dict[str, FakeProcess] = {}
         ids = [f"tiny-{number}" for number in range(replicas)]
         pool = PoolLimits("tiny", tuple(ids), queue_places, int(queue_wait_s * S))
-        self.metrics = Metrics(["tiny"])
+        self.metrics = Metrics(["tiny"], slo_classes=list(SLO))
 
         def launch(replica_id: str, listener: ReplicaListener) -> Any:
             process = FakeProcess(
@@ -114,7 +116,7 @@ class Rig:
             tokens = more.pop("prompt_tokens")
         return Call(
             id=name, model="tiny", arrived_ns=self.clock(), prompt=TokenPrompt(tokens),
-            output_tokens_max=output, **more,
+            output_tokens_max=output, **{"likeness": hash((tokens, output)), **more},
         )  # fmt: skip
 
     async def generate(self, name: str = "a", **more: Any) -> PieceStream:
@@ -130,6 +132,15 @@ class Rig:
         ]
         assert len(found) == 1, (name, labels, found)
         return float(found[0])
+
+    def counts(self, name: str) -> dict[tuple[str, ...], float]:
+        """The series of a counter that are above zero, by their label values."""
+        return {
+            tuple(sample.labels.values()): sample.value
+            for family in self.metrics_families()
+            for sample in family.samples
+            if sample.name == f"sluice_{name}" and sample.value
+        }
 
     def metrics_families(self) -> list[Any]:
         self.gateway.metrics()

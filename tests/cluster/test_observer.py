@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 
 from sluice.cluster import timings
-from sluice.core.errors import ModelNotFound, Overloaded
+from sluice.core.errors import ModelNotFound, Overloaded, RequestError
+from sluice.core.events import Dispatch
 from sluice.runtime.generation import Refused
 from sluice.telemetry.journal import Clocks, JournalLimits, JournalWriter
 from sluice.telemetry.records import (
     Deployment,
     RequestArrived,
+    RequestDispatched,
     RequestRefused,
     RequestRejected,
     RequestText,
 )
-from tests.cluster.rig import Rig, chat, in_virtual_time, pieces, text_of
+from tests.cluster.rig import LIMITS, Rig, chat, in_virtual_time, pieces, text_of
 
 
 @contextmanager
@@ -142,3 +144,78 @@ def test_a_flood_of_refusals_is_counted_whole_and_recorded_in_part(tmp_path):
         in_virtual_time(lambda: work(journal))
         names = [one.id for one in recorded(journal, RequestRefused)]
     assert names == [*(f"id-{number}" for number in range(20)), "later"]
+
+
+# -------------------------------------------------------------------------------------- overload
+
+
+@pytest.mark.parametrize(
+    ("step_s", "output", "slo_class", "outcome"),
+    [
+        (0.01, 5, "quick", "met"),
+        (0.08, 5, "quick", "missed"),  # 80 ms per token, of 50
+        (0.6, 1, "quick", "missed"),  # 600 ms to the first, of 500
+        (0.6, 5, "", "met"),  # no class, no target
+    ],
+)
+def test_requests_are_counted_by_class_and_by_whether_they_met_its_targets(
+    step_s, output, slo_class, outcome
+):
+    async def work() -> None:
+        rig = Rig(step_s=lambda plan: step_s)
+        await rig.gateway.start()
+        await pieces(await rig.generate(output=output, slo_class=slo_class))
+        counted = rig.counts("class_requests_total")
+        assert counted == {("tiny", slo_class or "default", outcome): 1}
+        rig.check_empty()
+
+    in_virtual_time(work)
+
+
+def test_refused_and_abandoned_requests_are_neither_met_nor_missed():
+    async def work() -> None:
+        rig = Rig(queue_places=1, limits=replace(LIMITS, sequences_max=1))
+        await rig.gateway.start()
+        streams = [await rig.generate(name, slo_class="quick") for name in ("a", "b")]
+        with pytest.raises(Overloaded):
+            await rig.generate("c", slo_class="quick")
+        for stream in streams:
+            stream.cancel()
+        await rig.until(lambda: not len(rig.driver._calls))
+        assert rig.counts("class_requests_total") == {
+            ("tiny", "quick", "refused"): 1, ("tiny", "quick", "left"): 2,
+        }  # fmt: skip
+
+    in_virtual_time(work)
+
+
+def test_a_request_that_can_never_run_counts_in_no_class():
+    async def work() -> None:
+        rig = Rig()
+        await rig.gateway.start()
+        with pytest.raises(RequestError):
+            await rig.generate(prompt=10, output=10_000)
+        assert rig.counts("class_requests_total") == {}
+
+    in_virtual_time(work)
+
+
+def test_predicted_and_actual_wait_are_measured_of_the_same_requests(tmp_path):
+    async def work(journal: JournalWriter) -> None:
+        rig = Rig(journal=journal)
+        await rig.gateway.start()
+        request = (await rig.gateway._models["tiny"].submit(rig.call())).request
+        rig.observer.arrived(rig.call(), request, lambda tokens: "")
+        await asyncio.sleep(2.0)
+        rig.observer.dispatched(Dispatch("a", "tiny-0", 1, (), 3_000_000_000))
+        assert rig.value("wait_predicted_seconds_sum") == 3.0
+        assert rig.value("wait_actual_seconds_sum") == pytest.approx(2.0)
+        # A second attempt says nothing about the prediction, nor does one that started at once.
+        rig.observer.dispatched(Dispatch("a", "tiny-0", 2, (), 3_000_000_000))
+        rig.observer.dispatched(Dispatch("a", "tiny-0", 1, (), None))
+        assert rig.value("wait_actual_seconds_count") == 1
+
+    with journal_in(tmp_path, record_text=False) as journal:
+        in_virtual_time(lambda: work(journal))
+        first, *_ = recorded(journal, RequestDispatched)
+    assert (first.predicted_wait_ns, first.waited_ns) == (3_000_000_000, 2_000_000_000)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.core.errors import Overloaded
-from sluice.core.request import EndReason, PhaseTimes, Usage
+from sluice.core.request import EndReason, PhaseTimes, Rung, Usage
 from sluice.runtime.generation import ChoiceEnded, Delta, Finished
 from sluice.runtime.streams import PENDING_PIECES_MAX, PieceStream
 
@@ -15,7 +15,7 @@ END = Finished(EndReason.STOP, Usage(1, 0, 1), PhaseTimes())
 
 
 def stream(cancelled: list[int] | None = None) -> PieceStream:
-    return PieceStream("tiny", lambda: (cancelled if cancelled is not None else []).append(1))
+    return PieceStream("tiny", "", lambda: (cancelled if cancelled is not None else []).append(1))
 
 
 async def read(source: PieceStream):
@@ -129,5 +129,37 @@ def test_a_cancelled_wait_loses_nothing():
                 await anext(source)
         source.put(END)
         assert await read(source) == [END]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("news", ["dispatched", "put", "refuse", "cancel"])
+def test_a_stream_is_settled_once_a_replica_has_it_or_it_is_over(news):
+    async def work() -> None:
+        source = stream()
+        waiting = asyncio.create_task(source.settled())
+        await asyncio.sleep(0)
+        source.retargeted("small")
+        source.shortened(5)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        match news:
+            case "dispatched":
+                source.dispatched("small-0")
+            case "put":
+                source.put(END)
+            case "refuse":
+                source.refuse(KeyError("full"))
+            case "cancel":
+                source.cancel()
+        if news == "refuse":
+            with pytest.raises(KeyError):
+                await waiting
+        else:
+            await asyncio.wait_for(waiting, 1)
+            await source.settled()
+        assert (source.model, source.terms.model_asked) == ("small", "tiny")
+        assert source.terms.degraded == (Rung.SMALLER, Rung.SHORTEN)
+        assert source.terms.output_tokens_max == 5
 
     asyncio.run(work())

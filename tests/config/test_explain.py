@@ -97,3 +97,22 @@ def _all_keys():
         section = keys_of(Settings)[heading].shape.form
         for name in keys_of(section):
             yield heading, name
+
+
+def test_keys_of_tenants_are_counted_and_not_shown(tmp_path):
+    file = tmp_path / "sluice.toml"
+    file.write_text('[tenants.acme]\nkey_sha256_env = "ACME"\nweight = 2')
+    one, two = "a" * 64, "b" * 64
+    entries = {e.key: e for e in explain(load_settings(file, (), {"ACME": f"{one},{two}"}))}
+    keys = entries["tenants.acme.key_digests"]
+    assert (keys.value, keys.origin, keys.settable) == ("2 given, masked", "$ACME", False)
+    assert entries["tenants.acme.weight"].value == "2.0"
+    assert not any(one in f"{entry.key} {entry.value}" for entry in entries.values())
+
+
+def test_a_setting_that_is_switched_off_by_a_word_is_told_as_that_word(tmp_path):
+    file = tmp_path / "sluice.toml"
+    file.write_text('[models.m]\nsource = "a"\naging = "strict"')
+    entries = {entry.key: entry for entry in explain(load_settings(file, (), {}))}
+    assert entries["models.m.aging"].value == '"strict"'
+    assert entries["models.m.aging"].plain == "strict"

@@ -1,12 +1,16 @@
 """How steps are filled under each policy."""
 
+from itertools import pairwise
+
 import pytest
 
-from sluice.core.batching import ALONE_TOKENS, LEAN_STEPS_MAX, LEAN_TOKENS
+from sluice.core.batching import ALONE_TOKENS, LEAN_TOKENS
 from sluice.core.costmodel import Coefficients, FixedCostModel, Load
 from sluice.core.request import Request, SequenceId
 from sluice.core.roster import BatchingLimits, BatchingPolicy
-from sluice.executors.simulated import SimulatedExecutor
+from sluice.core.step import Plan
+from sluice.executors.simulated import SimulatedExecutor, load_of
+from sluice.testing.executors import FakeExecutor
 from sluice.testing.replicas import ReplicaRun, executor_limits
 
 MS = 1_000_000
@@ -113,16 +117,17 @@ def test_chunk_leaves_residents_their_time_per_token():
     assert len(chunks_of(run, "p")) > 5
 
 
-def test_prefill_goes_on_however_little_time_the_residents_leave():
-    """The stream's target leaves 0.5 ms a step; the prompt still gets its share now and then."""
-    run = run_of(limits_of())
-    run.submit(Request("d", 0, distinct(1, 10), 400, ttft_due_ns=S, tpot_ns=12 * MS))
-    run.submit(Request("p", 500 * MS, distinct(2, 200), 5), 500 * MS)
-    run.run(until_ns=20 * S)
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
+def test_prefill_gets_its_share_of_the_time_however_little_the_residents_leave(share):
+    """The stream's own step takes 11.5 ms of the 12 that a step may take."""
+    run = run_of(limits_of(prefill_share=share, step_ns_max=12 * MS))
+    run.submit(Request("d", 0, distinct(1, 10), 1000))
+    run.submit(Request("p", S, distinct(2, 600), 5), S)
+    run.run()
     sizes = [tokens for _, tokens, _ in chunks_of(run, "p")]
-    assert LEAN_TOKENS <= max(sizes[5:]) <= 23  # as much time as the decode row takes
-    steps = run.ends["p"].phases.prefill_ns / (20 * MS)
-    assert steps < (LEAN_STEPS_MAX + 1) * 200 / LEAN_TOKENS + 20
+    assert min(sizes[:-1]) >= LEAN_TOKENS
+    prefill_ns = 600 * COEFFICIENTS.token_ns
+    assert run.ends["p"].phases.prefill_ns == pytest.approx(prefill_ns / share, rel=0.1)
 
 
 def test_hopelessly_late_stream_holds_nobody_back():
@@ -139,8 +144,8 @@ def test_earlier_deadline_goes_first_within_a_tier():
     run.submit(Request("first", 0, distinct(0, 10), 5))
     run.submit(Request("late", 1, distinct(1, 10), 5, ttft_due_ns=9 * S), 1)
     run.submit(Request("early", 2, distinct(2, 10), 5, ttft_due_ns=2 * S), 2)
-    run.submit(Request("strict", 3, distinct(3, 10), 5, tier=0, ttft_due_ns=20 * S), 3)
-    run.submit(Request("lower", 4, distinct(4, 10), 5, tier=1, ttft_due_ns=1 * S), 4)
+    run.submit(Request("strict", 3, distinct(3, 10), 5, tier=1, ttft_due_ns=20 * S), 3)
+    run.submit(Request("lower", 4, distinct(4, 10), 5, tier=2, ttft_due_ns=1 * S), 4)
     run.run()
     assert sorted(run.end_ns, key=run.end_ns.__getitem__) == [
         "first",
@@ -233,3 +238,80 @@ def test_prediction_in_the_plan_is_the_cost_of_its_load():
     model = FixedCostModel(COEFFICIENTS)
     assert run.steps[0][1].predicted_ns == model.step_ns(Load().with_chunk(0, 50))
     assert run.steps[1][1].predicted_ns == model.step_ns(Load(1, 1, 51))
+
+
+def test_prompt_in_time_is_begun_although_late_ones_are_half_computed():
+    """Two prompts are open when a step of 5 s makes both late."""
+    steps: list[Plan] = []
+
+    def duration_ns(plan):
+        steps.append(plan)
+        return 5 * S if len(steps) == 5 else int(COEFFICIENTS.predict_ns(load_of(plan)))
+
+    limits = limits_of()
+    executor = FakeExecutor(executor_limits(limits), duration_ns=duration_ns)
+    run = ReplicaRun(limits, executor, FixedCostModel(COEFFICIENTS))
+    for number, tokens in enumerate((3000, 2000)):
+        at_ns = number * 150 * MS
+        prompt = distinct(number, tokens)
+        run.submit(Request(f"p{number}", at_ns, prompt, 2, ttft_due_ns=at_ns + 3 * S), at_ns)
+    run.submit(Request("urgent", 6 * S, distinct(9, 900), 2, ttft_due_ns=8 * S), 6 * S)
+    run.run()
+    assert {row.sequence.request_id for plan in steps[:5] for row in plan.rows} == {"p0", "p1"}
+    assert run.steps_first_ns("urgent") <= 6 * S + 100 * MS
+    assert run.token_ns[SequenceId("urgent", 0)][0] < run.token_ns[SequenceId("p1", 0)][0]
+
+
+def test_step_leaves_no_gap_longer_than_one_token_of_time_however_much_is_in_hand():
+    """After a second alone the stream is far ahead of its 40 ms per token."""
+    run = run_of(limits_of())
+    run.submit(Request("d", 0, distinct(1, 10), 200, ttft_due_ns=S, tpot_ns=40 * MS))
+    run.submit(Request("p", S, distinct(2, 900), 5), S)
+    run.run()
+    times = run.token_ns[SequenceId("d", 0)]
+    assert max(b - a for a, b in pairwise(times)) <= 40 * MS
+    assert len(chunks_of(run, "p")) > 10
+
+
+def blocked_at(run, at_ns):
+    run.run(until_ns=at_ns)
+    return run.reports[-1].waiting, run.reports[-1].blocked
+
+
+def test_report_tells_those_that_do_not_fit_from_those_that_wait_for_their_prefill():
+    run = run_of(BatchingLimits(4096, 32, 40))
+    run.submit(Request("holder", 0, distinct(1, 600), 200))
+    run.submit(Request("large", MS, distinct(2, 900), 20), MS)
+    run.submit(Request("small", MS, distinct(3, 60), 200), MS)
+    assert blocked_at(run, 2 * MS) == (2, 0)
+    assert blocked_at(run, S) == (1, 1)  # the small one went ahead of it
+
+
+def test_all_that_wait_are_blocked_where_no_place_is_left():
+    run = run_of(limits_of(sequences_max=1))
+    for number in range(3):
+        run.submit(Request(f"r{number}", number, distinct(number, 60), 200), number)
+    assert blocked_at(run, S) == (2, 2)
+
+
+def test_stream_that_a_stall_made_late_catches_up_before_prompts_get_their_time_again():
+    """One step beside a prompt of 3,000 tokens takes 300 ms; the target is 40 ms per token."""
+    stalled: list[int] = []
+
+    def duration_ns(plan):
+        if len(plan.rows) == 2 and not stalled:
+            stalled.append(plan.step)
+            return 300 * MS
+        return int(COEFFICIENTS.predict_ns(load_of(plan)))
+
+    limits = limits_of()
+    executor = FakeExecutor(executor_limits(limits), duration_ns=duration_ns)
+    run = ReplicaRun(limits, executor, FixedCostModel(COEFFICIENTS))
+    run.submit(Request("d", 0, distinct(1, 10), 60, ttft_due_ns=S, tpot_ns=40 * MS))
+    run.submit(Request("p", 10 * MS, distinct(2, 3000), 5), 10 * MS)
+    run.run()
+    times = run.token_ns[SequenceId("d", 0)]
+    late = [at_ns > times[0] + number * 40 * MS for number, at_ns in enumerate(times)]
+    assert 1 <= sum(late) <= 15
+    assert not any(late[20:])
+    assert len(chunks_of(run, "p")) > 30

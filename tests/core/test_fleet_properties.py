@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from sluice.core.admission import NS_PER_S
+from sluice.core.admission import NS_PER_S, REASONS
 from sluice.core.events import (
     Abort,
     Arrived,
@@ -35,6 +35,8 @@ from sluice.core.events import (
     ReplicaReady,
     ReplicaReported,
     Report,
+    Retarget,
+    Shorten,
     StartReplica,
     Tick,
     WakeAt,
@@ -43,19 +45,36 @@ from sluice.core.fleet import LOSSES_MAX, Fleet
 from sluice.core.fleet_replica import RestartLimits
 from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState
 from sluice.core.pools import PoolLimits
-from sluice.core.request import EndReason, PhaseTimes, Request, Usage
+from sluice.core.request import LADDER_DEFAULT, EndReason, PhaseTimes, Request, Rung, Usage
+from sluice.core.tenants import TenantLimits
 
 LIMITS = ReplicaLimits(context_tokens_max=256, block_size=16, blocks_total=32, sequences_max=3)
 POOLS = (
     PoolLimits("small", ("s0", "s1"), queue_places_max=3, queue_wait_ns_max=10 * NS_PER_S),
-    PoolLimits("large", ("l0",), queue_places_max=2, queue_wait_ns_max=10 * NS_PER_S),
+    PoolLimits(
+        "large",
+        ("l0",),
+        queue_places_max=2,
+        queue_wait_ns_max=10 * NS_PER_S,
+        queue_tokens_max=400,
+        queue_bytes_max=300,
+        smaller="small",
+        aging_ns=3 * NS_PER_S,
+    ),
+)
+TENANTS = (TenantLimits("b", requests_per_minute=30, tokens_per_minute=4000, concurrency=3),)
+LADDERS = (
+    LADDER_DEFAULT,
+    (Rung.REFUSE,),
+    (Rung.SHORTEN, Rung.SMALLER, Rung.QUEUE, Rung.REFUSE),
+    (Rung.SMALLER,),
 )
 MODEL_OF = {"s0": "small", "s1": "small", "l0": "large"}
 
 
 def new_fleet() -> Fleet:
     restarts = RestartLimits(losses_max=3, window_ns=60 * NS_PER_S)
-    return Fleet(POOLS, chance=random.Random(7), restarts=restarts)
+    return Fleet(POOLS, chance=random.Random(7), tenants=TENANTS, restarts=restarts)
 
 
 class FleetMachine(RuleBasedStateMachine):
@@ -77,6 +96,10 @@ class FleetMachine(RuleBasedStateMachine):
         self.states = dict.fromkeys(MODEL_OF, ReplicaState.STOPPED)
         self.wake_ns: int | None = None
         self.draining = False
+        self.asked: dict[str, Request] = {}
+        self.models: dict[str, str] = {}
+        self.retargeted: list[tuple[str, Request]] = []
+        self.told: list[tuple[Reject, int]] = []
 
     # ---------------------------------------------------------------------------------- books
 
@@ -85,6 +108,20 @@ class FleetMachine(RuleBasedStateMachine):
         self.history.append((event, self.now_ns, effects))
         for effect in effects:
             self.perform(effect)
+        while self.retargeted:
+            model, request = self.retargeted.pop()
+            self.count += 1
+            degraded = (*request.degraded, Rung.SMALLER)
+            self.ask(model, replace(request, id=f"r{self.count}", degraded=degraded))
+
+    def ask(self, model: str, request: Request) -> None:
+        self.endings[request.id] = []
+        self.places[request.id] = request.choices
+        self.losses[request.id] = 0
+        self.asked[request.id] = request
+        self.models[request.id] = model
+        self.waiting.add(request.id)
+        self.handle(Arrived(model, request))
 
     def perform(self, effect: FleetEffect) -> None:
         match effect:
@@ -97,12 +134,22 @@ class FleetMachine(RuleBasedStateMachine):
                 self.waiting.remove(effect.request_id)
                 self.end(effect.request_id, "rejected")
                 assert self.losses[effect.request_id] == 0
+                assert effect.reason in REASONS
+                self.told.append((effect, self.now_ns))
             case Fail():
                 self.waiting.discard(effect.request_id)
                 self.on_board.pop(effect.request_id, None)
                 self.end(effect.request_id, "failed")
             case Abort():
                 assert effect.request_id in self.endings
+            case Shorten():
+                assert effect.request_id in self.waiting
+                assert effect.output_tokens_max < self.asked[effect.request_id].output_tokens_max
+            case Retarget():
+                self.waiting.remove(effect.request_id)
+                self.end(effect.request_id, "retargeted")
+                assert Rung.SMALLER not in self.asked[effect.request_id].degraded
+                self.retargeted.append((effect.model, self.asked[effect.request_id]))
             case StartReplica():
                 assert not self.draining
                 assert self.states[effect.replica_id] is not ReplicaState.FAILED
@@ -127,7 +174,10 @@ class FleetMachine(RuleBasedStateMachine):
         output=st.integers(1, 64),
         choices=st.integers(1, 4),
         tier=st.integers(0, 1),
-        deadline_s=st.none() | st.integers(1, 20),
+        tenant=st.sampled_from(["", "b", "c"]),
+        ladder=st.sampled_from(LADDERS),
+        due_s=st.none() | st.floats(0.01, 5),
+        deadline_s=st.none() | st.integers(0, 20),
     )
     def arrive(
         self,
@@ -136,18 +186,33 @@ class FleetMachine(RuleBasedStateMachine):
         output: int,
         choices: int,
         tier: int,
+        tenant: str,
+        ladder: tuple[Rung, ...],
+        due_s: float | None,
         deadline_s: int | None,
     ) -> str:
         self.count += 1
         name = f"r{self.count}"
-        request = Request(name, self.now_ns, (1,) * prompt, output, choices, tier)
+        request = Request(name, self.now_ns, (1,) * prompt, output, choices, tier, tenant)
+        request = replace(request, overload=ladder, shorten_tokens=8, body_bytes=prompt)
+        if due_s is not None:
+            request = replace(request, ttft_due_ns=self.now_ns + round(due_s * NS_PER_S))
         if deadline_s is not None:
             request = replace(request, deadline_ns=self.now_ns + deadline_s * NS_PER_S)
-        self.endings[name] = []
-        self.places[name] = choices
-        self.losses[name] = 0
-        self.waiting.add(name)
-        self.handle(Arrived(model, request))
+        self.ask(model, request)
+        return name
+
+    @precondition(lambda self: bool(self.told))
+    @rule(target=requests, early=st.booleans())
+    def come_back(self, early: bool) -> str:
+        """A refused client asks again, as it was told or at once."""
+        reject, at_ns = self.told.pop()
+        if reject.retry_after_s is not None and not early:
+            self.let_pass(max(0, at_ns + round(reject.retry_after_s * NS_PER_S) - self.now_ns))
+        self.count += 1
+        name = f"r{self.count}"
+        request = self.asked[reject.request_id]
+        self.ask(self.models[reject.request_id], replace(request, id=name, arrived_ns=self.now_ns))
         return name
 
     @rule(name=requests)
@@ -177,9 +242,14 @@ class FleetMachine(RuleBasedStateMachine):
             self.states[replica] = ReplicaState.READY
             self.handle(ReplicaReady(replica, LIMITS))
 
-    @rule(replica=st.sampled_from(sorted(MODEL_OF)), free=st.integers(0, 32))
-    def report(self, replica: str, free: int) -> None:
-        load = Report(1, 2, free, 32, 0, 0, 0, 0, 100.0, 10**7)
+    @rule(
+        replica=st.sampled_from(sorted(MODEL_OF)),
+        free=st.integers(0, 32),
+        blocked=st.integers(0, 2),
+        seats=st.none() | st.integers(1, 3),
+    )
+    def report(self, replica: str, free: int, blocked: int, seats: int | None) -> None:
+        load = Report(blocked, 2, free, 32, 0, 0, 0, 0, 100.0, 10**7, blocked, seats)
         self.handle(ReplicaReported(replica, load))
 
     @rule(replica=st.sampled_from(sorted(MODEL_OF)), chance=st.integers(0, 9))
@@ -196,7 +266,10 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 40))
     def wait(self, seconds: int) -> None:
         """Let time pass, with a tick at each time asked for."""
-        until_ns = self.now_ns + seconds * NS_PER_S
+        self.let_pass(seconds * NS_PER_S)
+
+    def let_pass(self, duration_ns: int) -> None:
+        until_ns = self.now_ns + duration_ns
         while self.wake_ns is not None and self.wake_ns <= until_ns:
             self.now_ns, self.wake_ns = max(self.now_ns, self.wake_ns), None
             self.handle(Tick())

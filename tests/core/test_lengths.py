@@ -1,10 +1,13 @@
 """Looking ahead: predicted lengths and the peak of KV use, against slow oracles."""
 
+from math import ceil
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.core.lengths import (
+    CLASSES_MAX,
     Holding,
     OutputLengths,
     later,
@@ -100,3 +103,66 @@ def test_preemptions_make_predictions_longer_for_a_while():
         lengths.observe(length)
     assert before < after
     assert lengths.remaining(0, 500) == before
+
+
+@given(
+    st.lists(st.integers(1, 300), min_size=60, max_size=200),
+    st.integers(0, 320),
+    st.sampled_from([0.5, 0.9, 0.99]),
+)
+def test_prediction_of_uncut_outputs_is_their_conditional_quantile(seen, produced, quantile):
+    lengths = OutputLengths()
+    for length in seen:
+        lengths.observe(length)
+    longer = sorted(length for length in seen if length > produced)
+    predicted = lengths.remaining(produced, 10_000, quantile)
+    if len(longer) < 5:
+        assert predicted == 10_000
+    else:
+        place = ceil(quantile * len(longer) - 1e-6) - 1
+        assert predicted == longer[place] - produced
+
+
+def test_outputs_cut_by_their_limit_say_only_that_they_would_have_been_longer():
+    """Half of the answers run to 200; of the requests of 50 tokens nobody knows their own end."""
+    lengths = OutputLengths()
+    for _ in range(100):
+        lengths.observe(50, cut=True)
+        lengths.observe(200)
+    assert lengths.remaining(0, 2000, 0.5) == 200
+    assert lengths.remaining(0, 50, 0.5) == 50
+
+
+def test_outputs_that_never_end_by_themselves_count_with_their_limit():
+    lengths = OutputLengths()
+    for _ in range(200):
+        lengths.observe(50, cut=True)
+    assert lengths.remaining(0, 2000) == 2000
+
+
+def test_each_class_is_predicted_from_its_own_outputs():
+    lengths = OutputLengths()
+    for _ in range(100):
+        lengths.observe(10, "brief")
+        lengths.observe(400, "essay")
+    assert lengths.remaining(0, 2000, slo_class="brief") == 10
+    assert lengths.remaining(0, 2000, slo_class="essay") == 400
+    assert lengths.remaining(0, 2000, slo_class="unseen") == 400  # of all together
+
+
+def test_class_with_too_few_outputs_is_predicted_from_all():
+    lengths = OutputLengths()
+    for _ in range(100):
+        lengths.observe(10)
+    for _ in range(49):
+        lengths.observe(300, "rare")
+    assert lengths.remaining(0, 2000, 0.5, "rare") == 10
+    lengths.observe(300, "rare")
+    assert lengths.remaining(0, 2000, 0.5, "rare") == 300
+
+
+def test_any_number_of_class_names_keeps_a_bounded_history():
+    lengths = OutputLengths()
+    for number in range(10_000):
+        lengths.observe(number % 100, f"class{number}")
+    assert len(lengths._of_class) == CLASSES_MAX

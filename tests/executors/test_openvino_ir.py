@@ -13,19 +13,34 @@ from sluice.executors.gguf import read_gguf
 from sluice.executors.gguf_weights import Q4_1, Q8_0, Weights
 from sluice.executors.openvino_graph import dequantised, packed_weight
 from sluice.executors.openvino_ir import prepare_ir
-from sluice.executors.openvino_weights import _match
+from sluice.executors.openvino_weights import _row_orders
 
 
 @pytest.mark.model
-def test_converted_weights_are_those_of_the_file_within_two_percent(smollm2_gguf, smollm2_folder):
+def test_converted_weights_are_those_of_the_file_but_for_the_size_of_columns(
+    smollm2_gguf, smollm2_folder
+):
     model = ov.Core().read_model(smollm2_folder / "openvino_model.xml")
     products = [node for node in model.get_ordered_ops() if packed_weight(node) is not None]
-    matrices = _match(products, Weights(read_gguf(smollm2_gguf)))
-    assert matrices is not None
-    assert len(matrices) == 30 * 7 + 1
-    for product, matrix in zip(products[::10], matrices[::10], strict=True):
-        difference = dequantised(product) - matrix
-        assert np.sqrt((difference**2).mean()) < 0.02 * np.sqrt((matrix**2).mean())
+    assert len(products) == 30 * 7 + 1
+    weights = Weights(read_gguf(smollm2_gguf))
+    tensors = [t for t in weights.gguf.tensors if t.name.startswith(("blk.0.", "token_embd"))]
+    matrices = [weights.decode(tensor) for tensor in tensors if len(tensor.shape) == 2]
+    for product in (*products[:7], products[-1]):
+        known = dequantised(product)
+        differences = [
+            difference(known, matrix if order is None else matrix[order])
+            for matrix in matrices
+            if matrix.shape == known.shape
+            for order in _row_orders(known.shape[0], [9, 3])
+        ]
+        assert min(differences) < 0.03
+
+
+def difference(known: np.ndarray, matrix: np.ndarray) -> float:
+    """Root mean square of what differs, however the columns were scaled, relative to all."""
+    factors = (known * matrix).sum(axis=0) / (matrix**2).sum(axis=0)
+    return np.sqrt(((known - matrix * factors) ** 2).mean() / (known**2).mean())
 
 
 def test_q4_1_and_q8_0_blocks_decode_to_the_values_of_the_format(tmp_path):

@@ -30,7 +30,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def enter(self, tokens):
         holder = Holder(tokens)
         before = self.ledger.available
+        cached_tokens = self.ledger.cached_tokens(tokens)
         holder.computed = self.ledger.attach(holder.table, tokens)
+        assert holder.computed == cached_tokens
         assert holder.computed < len(tokens)
         if not self.ledger.grow(holder.table, len(tokens)):
             self.ledger.release(holder.table)

@@ -1,5 +1,8 @@
 """Refusals become errors that say what was asked, what the limit is and what to change."""
 
+import pytest
+
+from sluice.core.admission import REASONS
 from sluice.core.errors import ContextExceeded, InvalidRequest, Overloaded
 from sluice.core.events import Reject
 from sluice.core.request import Request
@@ -35,15 +38,37 @@ def test_too_many_choices_are_blamed_on_n() -> None:
     assert "4" in error.message
 
 
-def test_overload_keeps_status_reason_numbers_and_wait() -> None:
-    for reason, status in (
-        ("queue_full", 429),
-        ("queue_deadline", 429),
-        ("not_ready", 503),
-        ("load_failed", 503),
-        ("draining", 503),
-    ):
-        error = refusal_error(Reject("r", status, reason, 4, 3, 2.5), request(1, 1), "m")
-        assert isinstance(error, Overloaded)
-        assert (error.status, error.reason, error.retry_after_s) == (status, reason, 2.5)
-        assert (error.measured, error.threshold) == (4, 3)
+STATUS_503 = {"not_ready", "load_failed", "draining"}
+OVERLOAD = sorted(set(REASONS) - {"context_length_exceeded", "too_many_choices"})
+
+
+@pytest.mark.parametrize("reason", OVERLOAD)
+def test_every_overload_has_words_and_keeps_its_numbers_and_its_wait(reason: str) -> None:
+    status = 503 if reason in STATUS_503 else 429
+    error = refusal_error(Reject("r", status, reason, 4, 3, 2.5), request(1, 1), "m")
+    assert isinstance(error, Overloaded)
+    assert (error.status, error.reason, error.retry_after_s) == (status, reason, 2.5)
+    assert (error.measured, error.threshold, error.should_retry) == (4, 3, True)
+    assert f"refused the request: {reason}" not in error.message
+    if status == 429:
+        assert "4" in error.message
+        assert "Retry after the given time." in error.message
+        if reason != "deadline_past":  # compared with nothing
+            assert "3" in error.message
+
+
+def test_a_refusal_that_a_retry_cannot_mend_says_so() -> None:
+    never = refusal_error(Reject("r", 429, "tokens_per_minute", 900, 500, None), request(1, 1), "m")
+    assert "again unchanged cannot help" in str(never)
+    far = Reject("r", 429, "queue_full", 4, 3, 120.0, should_retry=False)
+    error = refusal_error(far, request(1, 1), "m")
+    assert isinstance(error, Overloaded)
+    assert not error.should_retry
+    assert "longer than a client should wait" in error.message
+
+
+def test_times_are_told_in_a_unit_that_fits() -> None:
+    late = Reject("r", 429, "predicted_late", 1.26, 0.5, 3.0)
+    message = str(refusal_error(late, request(1, 1), "m"))
+    assert "predicted 1.3 s after" in message
+    assert "class is 500 ms" in message

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sluice.config.sections import ServerSection
 from sluice.runtime.generation import Call
 from sluice.server import wire
-from sluice.server.app import Sources, create_app
+from sluice.server.app import create_app
+from sluice.server.stamp import Sources
 from sluice.testing.gateway import FakeGateway, speak
 
 USER = {"role": "user", "content": "x"}

@@ -7,8 +7,8 @@ batch, or where a request is left without an ending.
 import pytest
 
 from sluice.core.events import Report, RunStep
-from sluice.core.policies import PREEMPTIONS_MAX
 from sluice.core.request import EndReason, Request, SequenceId
+from sluice.core.residency import PREEMPTIONS_MAX
 from sluice.core.roster import BatchingLimits, BatchingPolicy
 from sluice.testing.replicas import ReplicaRun
 
@@ -139,7 +139,7 @@ def test_small_requests_pass_a_large_one_only_without_delaying_it():
         run.submit(Request("large", MS, distinct(2, 60), 10), MS)
         for number in range(smalls):
             at_ns = 2 * MS + number
-            run.submit(Request(f"s{number}", at_ns, distinct(10 + number, 4), 4, tier=1), at_ns)
+            run.submit(Request(f"s{number}", at_ns, distinct(10 + number, 4), 4, tier=2), at_ns)
         run.run()
         first = {name: run.token_ns[SequenceId(name, 0)][0] for name in run.ends}
         return first["large"], sum(first[f"s{n}"] < first["large"] for n in range(smalls))
@@ -167,8 +167,8 @@ def test_small_request_that_would_outlast_the_wait_of_a_large_one_stays_behind()
     run = ReplicaRun(limits)
     run.submit(Request("first", 0, distinct(1, 40), 21))
     run.submit(Request("large", MS, distinct(2, 80), 10), MS)
-    run.submit(Request("lasting", 2 * MS, distinct(3, 4), 40, tier=1), 2 * MS)
-    run.submit(Request("brief", 3 * MS, distinct(4, 4), 4, tier=1), 3 * MS)
+    run.submit(Request("lasting", 2 * MS, distinct(3, 4), 40, tier=2), 2 * MS)
+    run.submit(Request("brief", 3 * MS, distinct(4, 4), 4, tier=2), 3 * MS)
     run.run()
     assert run.steps_first_ns("large") == run.end_ns["first"]
     assert run.steps_first_ns("brief") < run.end_ns["first"] <= run.steps_first_ns("lasting")
@@ -225,3 +225,29 @@ def test_shared_blocks_count_once_in_looking_ahead(blocks, beside):
     run.run()
     assert (run.steps_first_ns("c") == 30 * MS) == beside
     assert run.replica.roster.preemptions == 0
+
+
+@EACH_POLICY
+def test_blocks_of_one_that_left_during_a_step_go_to_the_waiting_right_after_it(policy):
+    """The blocks come free only when the step is over, after the waiting were looked at."""
+    run = ReplicaRun(limits_of(policy, blocks=12, static_sequences=1))
+    run.submit(Request("first", 0, distinct(1, 30), 18))
+    run.submit(Request("next", MS, distinct(2, 40), 5), MS)
+    run.cancel("first", at_ns=45 * MS)
+    run.run()
+    assert run.steps_first_ns("next") == run.end_ns["first"] == 50 * MS
+
+
+def test_preemption_upon_preemption_does_not_keep_new_requests_out():
+    """Admitting nobody in a step that preempts must not mean nobody ever."""
+    run = ReplicaRun(limits_of(BatchingPolicy.FCFS, blocks=24, sequences_max=8))
+    for number in range(30):
+        at_ns = number * 30 * MS
+        run.submit(Request(f"r{number}", at_ns, distinct(number, 8), 60), at_ns)
+    run.run()
+    assert run.replica.roster.preemptions > 5
+    waited_ns = [run.ends[f"r{number}"].phases.queue_ns for number in range(30)]
+    assert all(end.reason is EndReason.LENGTH for end in run.ends.values())
+    assert max(waited_ns) < 30 * 60 * 10 * MS  # what one at a time would take
+    first_ns = [run.token_ns[SequenceId(f"r{number}", 0)][0] for number in range(30)]
+    assert first_ns == sorted(first_ns)

@@ -119,7 +119,7 @@ def test_d11_strict_tier_goes_next_and_order_within_a_tier_is_arrival():
     run = ReplicaRun(limits)
     for number in range(30):
         run.submit(Request(f"low{number}", number, distinct(number, 20), 20, tier=1), number)
-    run.submit(Request("high", 50 * MS, distinct(99, 20), 20), 50 * MS)
+    run.submit(Request("high", 50 * MS, distinct(99, 20), 20, tier=0), 50 * MS)
     run.run()
     first = {name: run.token_ns[SequenceId(name, 0)][0] for name in run.ends}
     earlier = [name for name in first if first[name] < first["high"]]

@@ -26,7 +26,7 @@ from sluice.core.events import (
 from sluice.core.fleet import Fleet
 from sluice.core.pools import PoolLimits, PoolView
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
-from sluice.telemetry.metric_table import METRICS, VLLM_ALIASES, bucket_problems
+from sluice.telemetry.metric_table import METRICS, VLLM_ALIASES, Outcome, bucket_problems
 from sluice.telemetry.metrics import REFUSAL_REASONS, Metrics
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
@@ -174,6 +174,7 @@ def test_d22_made_up_models_and_reasons_share_one_label_value() -> None:
 
 def test_d22_there_are_no_process_path_or_key_labels() -> None:
     allowed = {"model", "replica", "reason", "phase", "state", "version"}
+    allowed |= {"slo_class", "outcome", "rung", "tier"}
     assert {label for metric in METRICS for label in metric.labels} == allowed
 
 
@@ -356,3 +357,44 @@ def test_names_follow_prometheus_rules() -> None:
         assert metric.name.endswith("_total") == (metric.kind == "counter")
         assert metric.name.endswith("_seconds") or metric.kind != "histogram"
     assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+# ----------------------------------------------------------------------------------- overload
+
+
+def test_what_is_known_of_the_queue_is_exposed() -> None:
+    pool = replace(
+        fleet(PoolLimits("m", ("m-0",))).pools(0)[0],
+        waiting_tokens=900, waiting_bytes=4000, wait_ns=1_500_000_000, margin=1.25,
+        longest_wait_ns=((0, 250_000_000), (9, 4_000_000_000)), bookings=3, returning=0.5,
+    )  # fmt: skip
+    samples = scrape(Metrics(["m"]), (pool,))
+    assert value(samples, "sluice_waiting_tokens", model="m") == 900
+    assert value(samples, "sluice_waiting_bytes", model="m") == 4000
+    assert value(samples, "sluice_wait_newcomer_seconds", model="m") == 1.5
+    assert value(samples, "sluice_wait_margin_ratio", model="m") == 1.25
+    assert value(samples, "sluice_bookings", model="m") == 3
+    assert value(samples, "sluice_bookings_kept_ratio", model="m") == 0.5
+    waits = {"0": 0.25, "1": 0.0, "5": 0.0, "9": 4.0}
+    for tier, seconds in waits.items():
+        assert value(samples, "sluice_tier_wait_seconds", model="m", tier=tier) == seconds
+
+
+def test_d22_classes_that_are_not_configured_share_one_label_value() -> None:
+    metrics = Metrics(["m"], slo_classes=["gold"])
+    for name in ("gold", "", "made-up", "made-up-2"):
+        metrics.outcome("m", name, Outcome.MET)
+    samples = scrape(metrics)
+    met = {"model": "m", "outcome": "met"}
+    assert value(samples, "sluice_class_requests_total", slo_class="gold", **met) == 1
+    assert value(samples, "sluice_class_requests_total", slo_class="default", **met) == 1
+    assert value(samples, "sluice_class_requests_total", slo_class="other", **met) == 2
+
+
+def test_every_rung_and_class_is_there_from_the_start() -> None:
+    samples = scrape(Metrics(["m"], slo_classes=["gold"]))
+    for rung in ("shorten", "smaller"):
+        assert value(samples, "sluice_degradations_total", model="m", rung=rung) == 0
+    for outcome in Outcome:
+        labels = {"model": "m", "slo_class": "gold", "outcome": outcome}
+        assert value(samples, "sluice_class_requests_total", **labels) == 0

@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": ("sluice.cli.serve", "Serve models behind the OpenAI API."),
     "models": ("sluice.cli.models", "List, fetch and remove models."),
     "config": ("sluice.cli.config", "Check settings, explain them, print the defaults."),
+    "plan": ("sluice.cli.plan", "GPUs, cost and limits for a load and its targets."),
     "trace": ("sluice.cli.trace", "One request's life, phase by phase."),
 }
 

@@ -100,7 +100,8 @@ def command(
     def tell_ready() -> None:
         load_s = (monotonic_ns() - loading_ns) / 1e9
         click.echo(f"loading done, {load_s:.1f} s", err=True)
-        needs_key = bool(settings.server.api_key_digests)
+        server = settings.server
+        needs_key = bool(server.api_key_digests or server.tenant_key_digests)
         click.echo(welcome(gateway.pools(), address_of(listener), needs_key=needs_key), err=True)
 
     async def run() -> None:

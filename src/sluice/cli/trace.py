@@ -135,22 +135,38 @@ def _asked(life: Life) -> str:
 
 def _decided(decision: Decision) -> str:
     at = f"+{_time(decision.at_ns)}"
+    if decision.rung:
+        return f"{at} {_degraded(decision)}"
     if decision.reason:
         retry = decision.retry_after_s
         again = "" if retry is None else f"; retry after {retry:.1f} s"
-        numbers = ""
-        if decision.measured or decision.threshold:
-            numbers = f": measured {_number(decision.measured)}, limit "
-            numbers += _number(decision.threshold)
+        numbers = _compared(decision)
         return f"{at} refused with {decision.status} {decision.reason}{numbers}{again}"
     again = f" (attempt {decision.attempt})" if decision.attempt > 1 else ""
     text = f"{at} dispatched to {decision.replica}{again}"
+    if decision.predicted_wait_ns is not None and decision.waited_ns is not None:
+        predicted = _time(decision.predicted_wait_ns)
+        text += f" after waiting {_time(decision.waited_ns)}, predicted {predicted}"
     scores = [
         f"{score.replica} {_number(score.score)} ({score.uncached_tokens:,} uncached tokens, "
         f"{score.places} places{'' if score.kv_fits else ', KV short'})"
         for score in decision.scores
     ]
     return f"{text}; scores, lowest wins: {', '.join(scores)}" if len(scores) > 1 else text
+
+
+def _degraded(decision: Decision) -> str:
+    if decision.model:
+        why = _compared(decision)
+        return f"{decision.rung}: {decision.model} answers{why}"
+    return f"{decision.rung}: at most {decision.output_tokens_max or 0:,} tokens"
+
+
+def _compared(decision: Decision) -> str:
+    """The numbers behind a decision, empty where it has none."""
+    if not (decision.measured or decision.threshold):
+        return ""
+    return f": measured {_number(decision.measured)}, limit {_number(decision.threshold)}"
 
 
 def _waterfall(life: Life, width: int) -> Table:

@@ -7,14 +7,15 @@ tells the observer. Nothing is decided here about capacity or replicas.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from msgspec import structs
 
 from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel, ToolCalls
 from sluice.core.errors import InternalError
-from sluice.core.events import Dispatch, Reject
-from sluice.core.request import COMPLETE, EndReason, PhaseTimes, Request, Usage
+from sluice.core.events import Arrived, Dispatch, Reject, Retarget, Shorten
+from sluice.core.request import COMPLETE, EndReason, PhaseTimes, Request, Rung, Usage
 from sluice.runtime.generation import Call, ChoiceEnded, Fault, Finish, Finished
 from sluice.runtime.messages import ChoiceDone, RequestEnded, Submit, Text
 from sluice.runtime.refusals import refusal_error
@@ -27,6 +28,7 @@ _CLIENT_LEFT = "the client left"
 class _Live:
     """A call between its arrival and its one ending."""
 
+    call: Call
     submit: Submit
     stream: PieceStream
     tools: ToolCalls | None
@@ -38,6 +40,11 @@ class _Live:
     @property
     def request(self) -> Request:
         return self.submit.request
+
+    def change(self, **fields: Any) -> None:
+        """Change what is asked of the replica, before it is sent to one."""
+        request = replace(self.submit.request, **fields)
+        self.submit = structs.replace(self.submit, request=request)
 
     def waited(self, phases: PhaseTimes) -> PhaseTimes:
         """The phases with the wait for a replica, which takes it for admission, as queueing."""
@@ -67,8 +74,9 @@ class LiveCalls:
         request = submit.request
         if request.id in self._live:
             raise InternalError(f"the request id {request.id} is in use")
-        stream = PieceStream(call.model, lambda: on_cancel(request.id))
-        self._live[request.id] = _Live(submit, stream, served.tool_calls(call), self._clock())
+        stream = PieceStream(call.model, request.slo_class, lambda: on_cancel(request.id))
+        tools = served.tool_calls(call)
+        self._live[request.id] = _Live(call, submit, stream, tools, self._clock())
         self._observer.arrived(call, request, served.text_of)
         return stream
 
@@ -81,6 +89,51 @@ class LiveCalls:
         live.stream.dispatched(effect.replica_id)
         self._observer.dispatched(effect)
         return live.submit
+
+    def shortened(self, effect: Shorten) -> None:
+        """The answer is limited to fewer tokens than were asked for; told again, it is one rung."""
+        live = self._live[effect.request_id]
+        degraded = tuple(dict.fromkeys((*live.request.degraded, Rung.SHORTEN)))
+        if degraded != live.request.degraded:
+            self._observer.shortened(effect)
+        live.change(output_tokens_max=effect.output_tokens_max, degraded=degraded)
+        live.stream.shortened(effect.output_tokens_max)
+
+    def call_for_smaller(self, effect: Retarget) -> Call:
+        """The call as it would be for the smaller model, to be tokenised."""
+        return replace(self._live[effect.request_id].call, model=effect.model)
+
+    def arrive_at_smaller(
+        self, effect: Retarget, submit: Submit, served: ServedModel
+    ) -> Arrived | None:
+        """The call goes to the smaller model, if that can hold it; ``None`` where it is over.
+
+        What was agreed for it stays: its class, its times and the limit of its output.
+        """
+        live = self._live.get(effect.request_id)
+        if live is None:
+            return None
+        prompt = submit.request.prompt
+        output_tokens_max = min(live.request.output_tokens_max, submit.request.output_tokens_max)
+        if not served.holds(len(prompt) + output_tokens_max):
+            return self.stay_at_larger(effect)
+        degraded = (*live.request.degraded, Rung.SMALLER)
+        request = replace(
+            live.request, prompt=prompt, output_tokens_max=output_tokens_max, degraded=degraded
+        )
+        live.submit = structs.replace(submit, request=request)
+        live.tools = served.tool_calls(live.call)
+        live.stream.retargeted(effect.model)
+        self._observer.retargeted(effect)
+        return Arrived(effect.model, request)
+
+    def stay_at_larger(self, effect: Retarget) -> Arrived | None:
+        """The smaller model cannot take the call: its own model decides about the other rungs."""
+        live = self._live.get(effect.request_id)
+        if live is None:
+            return None
+        live.change(degraded=(*live.request.degraded, Rung.SMALLER))
+        return Arrived(live.call.model, live.request)
 
     def deliver(self, message: Text) -> None:
         """Hand text to the call's stream; text for a call that is over is dropped."""
@@ -133,8 +186,10 @@ class LiveCalls:
         if live is not None:
             self._finish(live, structs.replace(message, phases=live.waited(message.phases)))
 
-    def end_here(self, request_id: str, reason: EndReason, error: str) -> None:
-        """End a call whose replica will not report its ending."""
+    def end_here(
+        self, request_id: str, reason: EndReason, error: str, fault: Fault = Fault.REPLICA
+    ) -> None:
+        """End a call whose replica will not report its ending; ``fault`` is that of a failure."""
         live = self._live.pop(request_id, None)
         if live is None:
             return
@@ -146,8 +201,8 @@ class LiveCalls:
         rest_ns = self._clock() - live.admitted_ns
         queue_ns, decode_ns = (0, rest_ns) if live.tokens else (rest_ns, 0)
         phases = PhaseTimes(admission_ns=admission_ns, queue_ns=queue_ns, decode_ns=decode_ns)
-        fault = Fault.REPLICA if reason is EndReason.FAILED else None
-        self._finish(live, RequestEnded(request_id, reason, usage, phases, 0, error, fault))
+        put_down_to = fault if reason is EndReason.FAILED else None
+        self._finish(live, RequestEnded(request_id, reason, usage, phases, 0, error, put_down_to))
 
     def end_if_left(self, request_id: str) -> None:
         """End a call whose client left and that no replica holds: the fleet has forgotten it."""

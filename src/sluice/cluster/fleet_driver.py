@@ -15,7 +15,7 @@ from sluice.cluster.local import ReplicaListener, ReplicaProcess
 from sluice.cluster.observer import Observer
 from sluice.cluster.readiness import crash_loops, readiness
 from sluice.cluster.served import ServedModel
-from sluice.core.errors import ModelLoadError
+from sluice.core.errors import ModelLoadError, Overloaded, RequestError
 from sluice.core.events import (
     Abort,
     Arrived,
@@ -31,13 +31,17 @@ from sluice.core.events import (
     ReplicaLost,
     ReplicaReady,
     ReplicaReported,
+    Retarget,
+    Shorten,
     StartReplica,
     Tick,
     WakeAt,
 )
 from sluice.core.fleet import Fleet
 from sluice.core.pools import PoolView
-from sluice.runtime.generation import Call, Readiness
+from sluice.core.request import EndReason, Request
+from sluice.core.tenants import Allowance
+from sluice.runtime.generation import Call, Fault, Readiness
 from sluice.runtime.messages import (
     Cancel,
     ChoiceDone,
@@ -83,13 +87,14 @@ class FleetDriver:
         self._load_failures: dict[str, LoadFailed] = {}
         self._changed = asyncio.Event()
         self._calls = LiveCalls(observer, clock, self._changed.set)
+        self._retargets: set[asyncio.Task[None]] = set()
         self._processes = {replica_id: launch(replica_id, self) for replica_id in replicas}
 
     # ------------------------------------------------------------------------------------- calls
 
-    def refusal_before(self, call: Call) -> Reject | None:
-        """How the call would be refused whatever its prompt holds."""
-        return self._fleet.refusal_before(call.model, call.id, call.choices, self._clock())
+    def refusal_before(self, model: str, least: Request) -> Reject | None:
+        """How a call would be refused whatever its prompt holds; ``least`` is all else of it."""
+        return self._fleet.refusal_before(model, least, self._clock())
 
     def admit(self, call: Call, submit: Submit) -> PieceStream:
         """Hand a call to the fleet. Raises what its refusal is towards the client."""
@@ -97,6 +102,10 @@ class FleetDriver:
         self._handle(Arrived(call.model, submit.request))
         stream.raise_refusal()
         return stream
+
+    def allowance(self, tenant: str) -> Allowance | None:
+        """What a tenant may still use, ``None`` where it has no limit per minute."""
+        return self._fleet.allowance(tenant, self._clock())
 
     def _cancel(self, request_id: str) -> None:
         """The client left: the fleet forgets the call, its replica drops it."""
@@ -145,6 +154,8 @@ class FleetDriver:
         self._handle(FleetDraining(self._clock()))
         self._handle(Tick())
         self._calls.end_all()
+        for task in self._retargets:
+            task.cancel()
         if self._timer is not None:
             self._timer.cancel()
         await asyncio.gather(*(process.stop() for process in self._processes.values()))
@@ -209,6 +220,13 @@ class FleetDriver:
                 self._processes[effect.replica_id].send(submit)
             case Reject():
                 self._calls.refuse(effect)
+            case Shorten():
+                self._calls.shortened(effect)
+            case Retarget():
+                call = self._calls.call_for_smaller(effect)
+                task = asyncio.get_running_loop().create_task(self._retarget(effect, call))
+                self._retargets.add(task)
+                task.add_done_callback(self._retargets.discard)
             case Abort():
                 self._processes[effect.replica_id].send(Cancel(effect.request_id))
             case Fail():
@@ -220,6 +238,29 @@ class FleetDriver:
                 self._wake_at(effect.at_ns)
             case _:
                 assert_never(effect)
+
+    async def _retarget(self, effect: Retarget, call: Call) -> None:
+        """Let a call that its model does not take arrive at the smaller one.
+
+        The fleet knows nothing of it meanwhile. Its client may leave, and it may be ended with all
+        others; it is ended here where neither model can be asked.
+        """
+        served, arrived, failed = self._models[effect.model], None, True
+        try:
+            try:
+                submit = await served.submit(call)
+            except (RequestError, Overloaded):
+                arrived = self._calls.stay_at_larger(effect)
+            else:
+                arrived = self._calls.arrive_at_smaller(effect, submit, served)
+            failed = False
+        finally:
+            if failed:
+                error = f"it could not be given to {effect.model}"
+                reason = EndReason.FAILED
+                self._calls.end_here(effect.request_id, reason, error, Fault.ENGINE)
+        if arrived is not None:
+            self._handle(arrived)
 
     def _wake_at(self, at_ns: int) -> None:
         if self._timer is not None:

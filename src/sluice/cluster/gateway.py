@@ -12,6 +12,8 @@ from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel
 from sluice.core.errors import ModelNotFound, Overloaded, RequestError
 from sluice.core.pools import PoolView
+from sluice.core.request import Request
+from sluice.core.tenants import Allowance
 from sluice.runtime.generation import Call, ModelCard, Readiness, Refused
 from sluice.runtime.messages import Submit
 from sluice.runtime.refusals import overload_error
@@ -34,7 +36,8 @@ class LocalGateway:
         """Admit a call; see ``server.ports.Gateway``."""
         try:
             served = self._served(call.model)
-            self._refuse_before_work(call)
+            call = served.named(call)
+            self._refuse_before_work(call, served.least(call))
             submit = await self._submit(served, call)
         except RequestError as error:
             status = 404 if isinstance(error, ModelNotFound) else 400
@@ -50,11 +53,11 @@ class LocalGateway:
             self.refused(early)
             raise
 
-    def _refuse_before_work(self, call: Call) -> None:
+    def _refuse_before_work(self, call: Call, least: Request) -> None:
         """Spare the work of tokenising where the fleet would refuse whatever the prompt holds."""
-        reject = self._driver.refusal_before(call)
+        reject = self._driver.refusal_before(call.model, least)
         if reject is not None:
-            self._observer.turned_away(call, reject)
+            self._observer.turned_away(call, least, reject)
             raise overload_error(reject, call.choices, call.model)
 
     def _served(self, model: str) -> ServedModel:
@@ -65,6 +68,10 @@ class LocalGateway:
                 f"The model '{model}' does not exist here; available: {names}.", param="model"
             )
         return served
+
+    def allowance(self, tenant: str) -> Allowance | None:
+        """What a tenant may still use, ``None`` where it has no limit per minute."""
+        return self._driver.allowance(tenant)
 
     def models(self) -> Sequence[ModelCard]:
         """The models that clients can ask for."""

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from sluice.cluster.timings import TEXT_CHARS_MAX, CallTexts, CallTiming
-from sluice.core.events import Dispatch, Reject, ReplicaLimits, Report
+from sluice.core.events import Dispatch, Reject, ReplicaLimits, Report, Retarget, Shorten
 from sluice.core.pools import PoolView
-from sluice.core.request import Request
+from sluice.core.request import COMPLETE, EndReason, Request, Rung
 from sluice.runtime import messages
 from sluice.runtime.generation import Call, Delta, Refused
 from sluice.telemetry import records
 from sluice.telemetry.journal import JournalWriter
+from sluice.telemetry.metric_table import Outcome
 from sluice.telemetry.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ class Observer:
         self, call: Call, request: Request, text_of: Callable[[Sequence[int]], str]
     ) -> None:
         """A call was read, checked and tokenised. ``text_of`` gives the text of its prompt."""
-        timing = self._timings[request.id] = CallTiming(call.model)
+        timing = CallTiming(call.model, self._clock(), request.slo_class)
+        self._timings[request.id] = timing
         if self._journal is not None and self._journal.records_text:
             # A token has at least one character of text in all but odd vocabularies.
             timing.texts = CallTexts(text_of(request.prompt[:TEXT_CHARS_MAX]))
@@ -99,8 +101,8 @@ class Observer:
                 )
             )
 
-    def turned_away(self, call: Call, reject: Reject) -> None:
-        """Admission refused the call before it was tokenised."""
+    def turned_away(self, call: Call, least: Request, reject: Reject) -> None:
+        """Admission refused the call before it was tokenised; ``least`` is what is known of it."""
         self._metrics.arrived(call.model)
         self._write(
             records.RequestArrived(
@@ -110,24 +112,27 @@ class Observer:
                 call.arrived_ns,
                 prompt_tokens=0,
                 output_tokens_max=call.output_tokens_max or 0,
-                choices=call.choices,
-                tenant=call.tenant,
-                slo_class=call.slo_class,
-                deadline_ns=call.deadline_ns,
+                choices=least.choices,
+                tier=least.tier,
+                tenant=least.tenant,
+                slo_class=least.slo_class,
+                deadline_ns=least.deadline_ns,
                 client_id=call.client_id,
             )
         )
-        self._refused(call.model, reject)
+        self._refused(call.model, reject, least.slo_class)
 
     def rejected(self, request: Request, reject: Reject) -> None:
         """Admission refused the call."""
         timing = self._timings.pop(request.id)
-        self._refused(timing.model, reject)
+        self._refused(timing.model, reject, timing.slo_class)
         if timing.texts is not None:
             self._write(timing.texts.record(self._clock(), request))
 
-    def _refused(self, model: str, reject: Reject) -> None:
+    def _refused(self, model: str, reject: Reject, slo_class: str) -> None:
         self._metrics.refused(model, reject.reason)
+        if reject.status != 400:
+            self._metrics.outcome(model, slo_class, Outcome.REFUSED)
         self._write(
             records.RequestRejected(
                 self._clock(),
@@ -145,13 +150,49 @@ class Observer:
         """The call was given to a replica."""
         timing = self._timings[dispatch.request_id]
         timing.replica, timing.attempts = dispatch.replica_id, dispatch.attempt
+        waited_ns = None
+        if dispatch.predicted_wait_ns is not None and dispatch.attempt == 1:
+            waited_ns = self._clock() - timing.arrived_ns
+            self._metrics.waited(timing.model, dispatch.predicted_wait_ns, waited_ns)
         scores = tuple(
             records.Score(one.replica_id, one.score, one.uncached_tokens, one.places, one.kv_fits)
             for one in dispatch.scores
         )
         self._write(
             records.RequestDispatched(
-                self._clock(), dispatch.request_id, dispatch.replica_id, dispatch.attempt, scores
+                self._clock(),
+                dispatch.request_id,
+                dispatch.replica_id,
+                dispatch.attempt,
+                scores,
+                dispatch.predicted_wait_ns,
+                waited_ns,
+            )
+        )
+
+    def shortened(self, effect: Shorten) -> None:
+        """The answer of the call is limited to fewer tokens than it asked for."""
+        timing = self._timings[effect.request_id]
+        self._metrics.degraded(timing.model, Rung.SHORTEN)
+        self._write(
+            records.RequestDegraded(
+                self._clock(), effect.request_id, Rung.SHORTEN, effect.output_tokens_max
+            )
+        )
+
+    def retargeted(self, effect: Retarget) -> None:
+        """A smaller model answers the call; its times count for that one from here on."""
+        timing = self._timings[effect.request_id]
+        self._metrics.degraded(timing.model, Rung.SMALLER)
+        timing.model, timing.arrived_ns = effect.model, self._clock()
+        self._write(
+            records.RequestDegraded(
+                self._clock(),
+                effect.request_id,
+                Rung.SMALLER,
+                model=effect.model,
+                measured=effect.measured,
+                threshold=effect.threshold,
             )
         )
 
@@ -187,6 +228,8 @@ class Observer:
             None if tpot_ns is None else tpot_ns / 1e9,
             timing.counted,
         )
+        outcome = self._outcome(request, timing, ended.reason)
+        self._metrics.outcome(timing.model, timing.slo_class, outcome)
         phases, usage = ended.phases, ended.usage
         self._write(
             records.RequestEnded(
@@ -214,6 +257,20 @@ class Observer:
         )
         if timing.texts is not None:
             self._write(timing.texts.record(self._clock(), request))
+
+    def _outcome(self, request: Request, timing: CallTiming, reason: EndReason) -> Outcome:
+        """Whether the call met its targets; an answer that is not whole did not."""
+        if reason is EndReason.CANCELLED:
+            return Outcome.LEFT
+        tpot_ns, first_ns = timing.tpot_ns(request.choices), timing.first_ns
+        met = reason in COMPLETE
+        if request.ttft_due_ns is not None:
+            met = met and first_ns is not None and first_ns <= request.ttft_due_ns
+        if request.tpot_ns is not None and tpot_ns is not None:
+            met = met and tpot_ns <= request.tpot_ns
+        if request.deadline_ns is not None:
+            met = met and self._clock() <= request.deadline_ns
+        return Outcome.MET if met else Outcome.MISSED
 
     # ---------------------------------------------------------------------------------- replicas
 

@@ -6,12 +6,12 @@ strings are carried out in the replica.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import assert_never
 
-from sluice.config.sections import SloSection
+from sluice.cluster.classes import ServiceClasses
 from sluice.core.errors import ContextExceeded, InvalidRequest, Overloaded
 from sluice.core.events import ReplicaLimits
 from sluice.core.request import Request
@@ -41,8 +41,8 @@ _TRIALS_MAX = 8
 class ServedModel:
     """One model that clients can ask for.
 
-    ``limits`` are those of its replicas, ``None`` until one was ready. ``slo`` holds the classes
-    that calls can name. ``new_id`` gives ids for tool calls. ``trial`` tries schemas
+    ``limits`` are those of its replicas, ``None`` until one was ready. ``classes`` says in which
+    class a call is served. ``new_id`` gives ids for tool calls. ``trial`` tries schemas
     before a replica has to; without one they are only read.
     """
 
@@ -51,7 +51,7 @@ class ServedModel:
         card: ModelCard,
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        slo: Mapping[str, SloSection],
+        classes: ServiceClasses,
         new_id: Callable[[], str],
         trial: GrammarTrial | None = None,
     ) -> None:
@@ -59,7 +59,7 @@ class ServedModel:
         self.limits: ReplicaLimits | None = None
         self._tokenizer = tokenizer
         self._template = template
-        self._slo = slo
+        self._classes = classes
         self._new_id = new_id
         self._trial = trial
         self._tool_format = tool_format(tokenizer.facts.chat_template or "")
@@ -74,8 +74,21 @@ class ServedModel:
         """The model as clients see it, with the context that one request can really get."""
         return replace(self._card, context_tokens_max=self._context_tokens_max)
 
+    def named(self, call: Call) -> Call:
+        """The call with the name of the class that it is served in. Raises ``InvalidRequest``."""
+        return self._classes.named(call)
+
+    def least(self, call: Call) -> Request:
+        """The least that a call can be, whatever its prompt is: without one, and one token long."""
+        return self._classes.request(call, (), 1)
+
+    def holds(self, tokens: int) -> bool:
+        """Whether a sequence of so many tokens, prompt and output together, can ever run here."""
+        return tokens <= self._context_tokens_max
+
     async def submit(self, call: Call) -> Submit:
         """Turn a call into what a replica is sent. Raises ``RequestError``."""
+        call = self.named(call)
         self._check_tokens(call)
         if call.body_bytes > _INLINE_BYTES_MAX:
             prompt = await asyncio.to_thread(self._encode, call)
@@ -86,7 +99,11 @@ class ServedModel:
             grammar = await self._schema_grammar(call)
         elif call.output_format.kind == "json_object":
             grammar, _ = self._grammar(call)
-        return Submit(self._request(call, prompt), call.sampling, self._rules(call), grammar)
+        output_tokens_max = call.output_tokens_max
+        if output_tokens_max is None:
+            output_tokens_max = max(1, self._context_tokens_max - len(prompt))
+        request = self._classes.request(call, prompt, output_tokens_max)
+        return Submit(request, call.sampling, self._rules(call), grammar)
 
     def tool_calls(self, call: Call) -> "ToolCalls | None":
         """What takes tool calls out of the call's text, ``None`` where it offers no tools."""
@@ -168,36 +185,6 @@ class ServedModel:
                 f"{self._card.id}, so that none is left to begin with; ask for fewer.",
                 param="stop_token_ids",
             )
-
-    def _request(self, call: Call, prompt: tuple[int, ...]) -> Request:
-        output_tokens_max = call.output_tokens_max
-        if output_tokens_max is None:
-            output_tokens_max = max(1, self._context_tokens_max - len(prompt))
-        slo = self._slo_of(call)
-        return Request(
-            id=call.id,
-            arrived_ns=call.arrived_ns,
-            prompt=prompt,
-            output_tokens_max=output_tokens_max,
-            choices=call.choices,
-            tenant=call.tenant,
-            slo_class=call.slo_class,
-            ttft_due_ns=None if slo.ttft_s is None else call.arrived_ns + int(slo.ttft_s * 1e9),
-            tpot_ns=None if slo.tpot_s is None else int(slo.tpot_s * 1e9),
-            deadline_ns=call.deadline_ns,
-        )
-
-    def _slo_of(self, call: Call) -> SloSection:
-        if not call.slo_class:
-            return SloSection()
-        slo = self._slo.get(call.slo_class)
-        if slo is None:
-            known = ", ".join(sorted(self._slo)) or "none"
-            raise InvalidRequest(
-                f"The SLO class '{call.slo_class}' is not configured; configured: {known}.",
-                param="x-sluice-slo",
-            )
-        return slo
 
     # -------------------------------------------------------------------------------------- text
 

@@ -39,9 +39,14 @@ class CallTexts:
 
 @dataclass(slots=True)
 class CallTiming:
-    """Times of one call's text. TPOT is over the whole call: it is undefined for one chunk."""
+    """Times of one call's text. TPOT is over the whole call: it is undefined for one chunk.
+
+    ``arrived_ns`` is when the call came to the fleet, for its model or for a smaller one.
+    """
 
     model: str
+    arrived_ns: int
+    slo_class: str = ""
     replica: str = ""
     attempts: int = 0
     first_ns: int | None = None

@@ -32,6 +32,7 @@ _SECRETS = {
     ("server", "admin_key_digest"): (("server", "admin_key_env"),),
     ("catalogue", "hf_token"): (("catalogue", "hf_token_env"),),
 }
+_TENANT_NAME = "acme"
 
 
 # What the default file shows of settings that are unset and needed: without a target, an SLO class
@@ -74,13 +75,17 @@ def explain(loaded: Loaded) -> list[Entry]:
         )
         told = f"{count} given, masked"
         entries.append(Entry(f"{section}.{name}", told, origin, settable=False))
+    for tenant, given in loaded.settings.tenants.items():
+        keys = [name for _, name in loaded.settings.server.tenant_key_digests if name == tenant]
+        key, told = dotted(("tenants", tenant, "key_digests")), f"{len(keys)} given, masked"
+        entries.append(Entry(key, told, f"${given.key_sha256_env}", settable=False))
     return entries
 
 
 def toml_value(value: Any, shape: Shape) -> str:
     """A field's value as users write it; ``unset`` for none."""
     if value is None:
-        return _UNSET
+        return _UNSET if shape.without is None else f'"{shape.without}"'
     if shape.unit is Unit.DURATION:
         return f'"{format_duration(value)}"'
     if shape.unit is Unit.SIZE:
@@ -147,7 +152,8 @@ def default_text(model: str) -> str:
         "# `sluice config check -c FILE` checks the file.",
     ]
     for key, section, heading in sections():
-        name = heading.replace("NAME", model if key.name == "models" else _SLO_NAME)
+        examples = {"models": model, "tenants": _TENANT_NAME}
+        name = heading.replace("NAME", examples.get(key.name, _SLO_NAME))
         lines += ["", f"# ---- {heading}", *_comment(docs_of(Settings)[key.field])]
         for entry in keys_of(section).values():
             example = " Unset; an example:" if (key.name, entry.name) in _SHOWN_VALUES else ""

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,9 @@ from sluice.core.errors import ConfigError
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Goes into addresses, metrics and process ids.
 _MODEL_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9._:/-]{1,128}")
+# These go into headers, metrics and the journal.
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _FILE_BYTES_MAX = 1024**2
 _SECRETS_IN: Mapping[str, type] = {"server": ServerSection, "catalogue": CatalogueSection}
 
@@ -202,6 +205,10 @@ class _Reading:
                     " any of ._:- but no two dots in a row",
                 )
                 continue
+            if path in {("slo",), ("tenants",)} and not _NAME.fullmatch(name):
+                words = "has at most 64 characters: ASCII letters, digits and any of ._:-"
+                self.problem(here, f"the name of a class or tenant {words}")
+                continue
             try:
                 made[name] = self._given(item, shape, here)
             except ValueError as error:
@@ -273,14 +280,15 @@ def _named_variables(table: Table) -> frozenset[str]:
     names = {CONFIG_VARIABLE}
     for section in _SECRETS_IN.values():
         names |= {key.default for key in keys_of(section).values() if key.name.endswith("_env")}
-    for given in table.items.values():
-        if isinstance(given, Table):
-            names |= {
-                item.value
-                for key, item in given.items.items()
-                if key.endswith("_env") and isinstance(item, Leaf) and isinstance(item.value, str)
-            }
-    return frozenset(names)
+    return frozenset(names | set(_variables_named_in(table)))
+
+
+def _variables_named_in(table: Table) -> Iterator[str]:
+    for key, item in table.items.items():
+        if isinstance(item, Table):
+            yield from _variables_named_in(item)
+        elif key.endswith("_env") and isinstance(item.value, str):
+            yield item.value
 
 
 def _with_secrets(settings: Settings, variables: Mapping[str, str], reading: _Reading) -> Settings:
@@ -301,15 +309,46 @@ def _with_secrets(settings: Settings, variables: Mapping[str, str], reading: _Re
     keys += _keys_in_file(server.api_key_file, reading)
     admin_key = read("server", "admin_key_env", server.admin_key_env).strip()
     token = read("catalogue", "hf_token_env", catalogue.hf_token_env).strip()
+    api_key_digests = tuple(dict.fromkeys(digest(key) for key in keys if key))
     return replace(
         settings,
         server=replace(
             server,
-            api_key_digests=tuple(dict.fromkeys(digest(key) for key in keys if key)),
+            api_key_digests=api_key_digests,
             admin_key_digest=digest(admin_key) if admin_key else None,
+            tenant_key_digests=_tenant_keys(settings, variables, reading, api_key_digests),
         ),
         catalogue=replace(catalogue, hf_token=token or None),
     )
+
+
+def _tenant_keys(
+    settings: Settings, variables: Mapping[str, str], reading: _Reading, others: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
+    """The digests of tenants' keys, each with its tenant. ``others`` belong to no tenant."""
+    owners: dict[str, str] = dict.fromkeys(others, "server.api_keys_env or server.api_key_file")
+    found: list[tuple[str, str]] = []
+    for name, tenant in settings.tenants.items():
+        variable, path = tenant.key_sha256_env, ("tenants", name, "key_sha256_env")
+        if variable is None:
+            continue
+        if not _VARIABLE_NAME.fullmatch(variable):
+            reading.problem(path, "must be the name of an environment variable, not a digest")
+            continue
+        given = [part.strip().lower() for part in variables.get(variable, "").split(",")]
+        digests = list(dict.fromkeys(part for part in given if part))
+        if not digests:
+            reading.problem(path, f"${variable} is not set or empty")
+        for one in digests:
+            if not _DIGEST.fullmatch(one):
+                words = "holds something that is no SHA-256 digest of 64 hexadecimal digits"
+                reading.problem(path, f"${variable} {words}")
+            elif one in owners:
+                reading.problem(path, f"${variable} holds a key that {owners[one]} has too")
+            else:
+                owners[one] = f"tenants.{name}"
+                found.append((one, name))
+    return tuple(found)
 
 
 def digest(key: str) -> str:

@@ -9,12 +9,12 @@ import math
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from sluice.config.sections import Range, Unit
+from sluice.config.sections import Range, Unit, Without
 from sluice.config.units import parse_duration_s, parse_size_bytes
 
 
@@ -23,7 +23,7 @@ class Shape:
     """The type of a setting, taken apart.
 
     ``form`` is the bare type: a dataclass, ``Mapping``, ``tuple``, ``Literal`` or a scalar;
-    ``items`` are its arguments.
+    ``items`` are its arguments. ``without`` is the word that stands for no value.
     """
 
     form: Any
@@ -31,6 +31,7 @@ class Shape:
     unit: Unit | None = None
     range: Range | None = None
     optional: bool = False
+    without: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +50,19 @@ class Key:
 
 def shape_of(annotation: Any) -> Shape:
     """Take an annotation of a section field apart."""
-    optional, unit, bounds = False, None, None
-    if get_origin(annotation) in {Union, types.UnionType}:
-        (annotation,) = (arg for arg in get_args(annotation) if arg is not type(None))
-        optional = True
-    if get_origin(annotation) is Annotated:
-        annotation, *marks = get_args(annotation)
-        unit = next((mark for mark in marks if isinstance(mark, Unit)), None)
-        bounds = next((mark for mark in marks if isinstance(mark, Range)), None)
+    optional, marks = False, []
+    while get_origin(annotation) in {Union, types.UnionType, Annotated}:
+        if get_origin(annotation) is Annotated:
+            annotation, *more = get_args(annotation)
+            marks += more
+        else:
+            (annotation,) = (arg for arg in get_args(annotation) if arg is not type(None))
+            optional = True
+    unit = next((mark for mark in marks if isinstance(mark, Unit)), None)
+    bounds = next((mark for mark in marks if isinstance(mark, Range)), None)
+    without = next((mark.word for mark in marks if isinstance(mark, Without)), None)
     form = get_origin(annotation) or annotation
-    return Shape(form, get_args(annotation), unit, bounds, optional)
+    return Shape(form, get_args(annotation), unit, bounds, optional, without)
 
 
 @cache
@@ -104,6 +108,8 @@ def nearest(name: str, choices: Sequence[str]) -> str | None:
 
 def accepted(shape: Shape) -> str:
     """What the setting accepts, in words that fit after "must be"."""
+    if shape.without is not None:
+        return f'{accepted(replace(shape, without=None))}, or "{shape.without}"'
     if shape.unit is Unit.DURATION:
         return 'a duration such as "500ms", "30s" or "24h"'
     if shape.unit is Unit.SIZE:
@@ -120,6 +126,8 @@ def accepted(shape: Shape) -> str:
 
 def convert(value: object, shape: Shape) -> Any:
     """A TOML value as the field's type. Raises ``ValueError`` saying what would be accepted."""
+    if shape.without is not None and value == shape.without:
+        return None
     if shape.unit is Unit.DURATION and _is_plain_number(value):
         raise ValueError(f'has no unit; write for example "{value}s" or "{value}ms"')
     if shape.unit is not None and isinstance(value, str):

@@ -17,6 +17,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from sluice.core.request import TIER_DEFAULT, TIER_MAX
+
 
 class Unit(Enum):
     """How the text of a setting becomes the number in its field."""
@@ -37,10 +39,18 @@ class Range:
     low_excluded: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Without:
+    """``word`` written for the value of an optional setting says that it has none."""
+
+    word: str
+
+
 Seconds = Annotated[float, Unit.DURATION, Range(low=0, low_excluded=True)]
 Bytes = Annotated[int, Unit.SIZE, Range(low=1)]
 Count = Annotated[int, Range(low=0)]
 Positive = Annotated[int, Range(low=1)]
+Tier = Annotated[int, Range(low=0, high=TIER_MAX)]
 
 _RESOLVED: Mapping[str, Any] = {"resolved": True}
 _TABLE_NAME: Mapping[str, Any] = {"table_name": True}
@@ -94,6 +104,11 @@ class ServerSection:
     """Whether the server may listen beyond this machine with no API key. Off, because an open
     endpoint lets strangers use the hardware."""
 
+    trust_tenant_header: bool = False
+    """Whether ``x-sluice-tenant`` names the tenant of a request. Only for servers that nobody but a
+    proxy can reach which sets the header itself: whoever sends it is served on that tenant's
+    account. A request with the key of a tenant belongs to that tenant whatever the header says."""
+
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the API from a browser, for example
     ``["https://chat.example.com"]``. Empty: none."""
@@ -103,6 +118,9 @@ class ServerSection:
 
     admin_key_digest: str | None = field(default=None, metadata=_RESOLVED)
     """SHA-256 digest (hex) of the admin key."""
+
+    tenant_key_digests: tuple[tuple[str, str], ...] = field(default=(), metadata=_RESOLVED)
+    """SHA-256 digests (hex) of the keys of tenants, each with the name of its tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +197,59 @@ class ModelSection:
     """Aim for the longest step. A cancelled request frees its memory between steps, so this bounds
     how long that takes."""
 
+    prefill_share: Annotated[float, Range(low=0.01, high=0.9)] = 0.2
+    """Share of the time of steps that is owed to prompts while other sequences generate. A larger
+    one brings first tokens sooner and makes running streams wait longer between tokens; a smaller
+    one keeps streams even and lets long prompts take longer."""
+
+    kv_headroom: Annotated[float, Range(low=0, high=0.9)] = 0.02
+    """Share of the KV pool that admission leaves free for answers that get longer than predicted. A
+    larger one makes preemptions, and the work done twice after them, rarer; it lets fewer sequences
+    run at the same time."""
+
     queue_requests_max: Count = 64
     """Places for requests that wait beyond ``sequences_max``; with all taken, further ones are
     refused with 429. A request for n choices takes n places. Two full rounds of 32 sequences keep
     the wait explainable."""
 
+    queue_tokens_max: Positive = 1_000_000
+    """Prompt tokens of all requests that wait, for each replica; beyond it further ones are refused
+    with 429. It bounds the work that stands in a queue of few, long prompts. Lower it to refuse
+    those sooner where short ones should find places."""
+
+    queue_bytes_max: Bytes = 64 * 1024**2
+    """Memory for the bodies of all requests of the model that wait; beyond it further ones are
+    refused with 429. It bounds what a queue costs the gateway."""
+
     queue_wait_s_max: Seconds = 60.0
-    """Longest wait for a place to run; then the request ends with 429. Beyond a minute most clients
-    have gone."""
+    """Longest wait for a place to run, where the class of a request says nothing else; then the
+    request ends with 429. Beyond a minute most clients have gone."""
+
+    slo: str | None = None
+    """Class of requests that name none and whose tenant has none: the name of an ``[slo.NAME]``
+    table. Unset: no targets, tier 1, and the queue before refusal."""
+
+    smaller: str | None = None
+    """Another model of these settings that may answer under overload, for requests whose class has
+    ``smaller`` in its ladder. It keeps more requests inside their targets, at the quality of the
+    smaller model; every such answer says so."""
+
+    utilisation: Annotated[float, Range(low=0.05, high=1)] = 0.75
+    """Share of the measured speed that is counted on when it is predicted whether a request that
+    waits will be on time. A higher one accepts more and keeps fewer promises; a lower one refuses
+    sooner and keeps the slowest answers fast. Requests that can start at once are not affected."""
+
+    headroom: Annotated[float, Range(low=0, high=0.9)] = 0.1
+    """Share of the places that run at a time which is kept from tenants that are ahead of their
+    share while another tenant is active, and from tiers above 0 while tier 0 is in use. A larger
+    one lets the others start at once more often and leaves more places idle. With one tenant and
+    one tier nothing is kept back."""
+
+    aging_s: Annotated[Seconds | None, Without("strict")] = 30.0
+    """Longest wait behind stricter tiers, as far as it can be foreseen: then the first request of
+    the tier goes next. ``"strict"`` lets lower tiers wait as long as stricter ones keep coming,
+    which gives the strictest tier the whole machine and can starve the others; the metric
+    ``sluice_tier_wait_seconds`` shows it."""
 
     load_s_max: Seconds = 600.0
     """Longest time from the start of a replica to its being ready; then its process is killed, and
@@ -200,14 +263,80 @@ class ModelSection:
 
 @dataclass(frozen=True, slots=True)
 class SloSection:
-    """Latency targets of one class of requests, ``[slo.NAME]``; clients pick it by
-    ``x-sluice-slo``."""
+    """One class of requests, ``[slo.NAME]``: its targets, and what becomes of it under overload.
+
+    Clients pick it by ``x-sluice-slo`` or by ``service_tier``.
+    """
 
     ttft_s: Seconds | None = None
-    """Target for the time to the first token."""
+    """Target for the time to the first token. Requests that are predicted to miss it are degraded
+    or refused at once; a tighter target means more refusals under load."""
 
     tpot_s: Seconds | None = None
-    """Target for the time per output token after the first."""
+    """Target for the time per output token after the first. Steps are kept within it, so a tighter
+    target lets fewer sequences run together and prompts take longer."""
+
+    e2e_s: Seconds | None = None
+    """Time from arrival after which an answer is worthless. A request that is predicted to take
+    longer is degraded or refused, and one that does take longer is ended."""
+
+    percentile: Annotated[float, Range(low=50, high=99.9)] = 95.0
+    """Share of requests, in percent, that are to meet the targets. A higher one plans with more
+    margin and accepts less."""
+
+    tier: Tier = TIER_DEFAULT
+    """Urgency from 0 (strictest) to 9; lower goes first everywhere. Requests of a stricter tier are
+    served first and take memory from later tiers when it is short. ``priority`` in a request
+    overrides it."""
+
+    overload: tuple[Literal["shorten", "smaller", "queue", "refuse"], ...] = ("queue", "refuse")
+    """What may become of a request that cannot start at once, tried in order. ``shorten`` limits
+    its output to ``shorten_tokens``, ``smaller`` lets the model answer that its model names,
+    ``queue`` lets it wait where it is predicted to be on time, ``refuse`` ends it at once with 429.
+    Refusing stands at the end of every ladder, written or not. A client forbids the first two with
+    ``x-sluice-degrade: never``."""
+
+    shorten_tokens: Positive = 256
+    """Output limit of a shortened answer, where the request asked for more. A smaller one serves
+    more requests under overload, and cuts more answers."""
+
+    queue_wait_s_max: Seconds | None = None
+    """Longest wait of this class for a place to run; then 429. Unset: the model's
+    ``queue_wait_max``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSection:
+    """One customer, ``[tenants.NAME]``: its keys, its limits and its share.
+
+    Limits and shares hold for the whole server. A tenant that is named nowhere has no limits and
+    the weight 1.
+    """
+
+    key_sha256_env: str | None = None
+    """Name of the environment variable with the SHA-256 digests of the tenant's API keys, in
+    hexadecimal, separated by commas (``printf %s KEY | sha256sum``). Unset: only
+    ``x-sluice-tenant`` can name the tenant, where ``server.trust_tenant_header`` allows it."""
+
+    slo: str | None = None
+    """Class of its requests that name none: the name of an ``[slo.NAME]`` table. Unset: the
+    model's."""
+
+    requests_per_minute: Positive | None = None
+    """Most requests in a minute; more are refused with 429 and the time to wait. Unset: no
+    limit."""
+
+    tokens_per_minute: Positive | None = None
+    """Most tokens in a minute, of prompts and of outputs. What a request may use is reserved when
+    it is accepted and corrected when it ends, so many calls at once cannot overrun it. Unset: no
+    limit."""
+
+    concurrency: Positive | None = None
+    """Most requests that are accepted and not over. Unset: no limit."""
+
+    weight: Annotated[float, Range(low=0.01, high=1000)] = 1.0
+    """Its share against the other tenants that are active: under load a tenant of weight 2 gets
+    twice the tokens of one of weight 1. It costs nothing while there is room for all."""
 
 
 @dataclass(frozen=True, slots=True)

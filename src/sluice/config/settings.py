@@ -7,7 +7,7 @@ value may be stands in its type (``sections``); here stands what two values may 
 import ipaddress
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sluice.config.sections import (
@@ -17,8 +17,12 @@ from sluice.config.sections import (
     ModelSection,
     ServerSection,
     SloSection,
+    TenantSection,
 )
 from sluice.config.units import listen_address
+
+# What ``service_tier`` says for the default class.
+RESERVED_CLASSES = ("auto", "default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,11 @@ class Settings:
     ``sluice serve`` serves the catalogue's default model."""
 
     slo: Mapping[str, SloSection] = field(default_factory=dict)
-    """Latency targets by class: one table ``[slo.NAME]`` each."""
+    """Classes of requests by name: one table ``[slo.NAME]`` each, with the targets and what becomes
+    of requests under overload."""
+
+    tenants: Mapping[str, TenantSection] = field(default_factory=dict)
+    """Customers by name: one table ``[tenants.NAME]`` each, with their keys, limits and shares."""
 
     journal: JournalSection = field(default_factory=JournalSection)
     """The record that traces and replay read."""
@@ -60,6 +68,7 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
         yield from _model_conflicts(name, model)
     for name, slo in settings.slo.items():
         yield from _slo_conflicts(name, slo)
+    yield from _unknown_names(settings)
     for metric, bounds in settings.metrics.buckets.items():
         rising = all(low < high for low, high in itertools.pairwise(bounds))
         if not bounds or not rising or not all(0 < bound < math.inf for bound in bounds):
@@ -86,7 +95,8 @@ def _server_conflicts(server: ServerSection) -> Iterator[Conflict]:
     except ValueError as error:
         yield Conflict((listen,), str(error))
         return
-    if not (is_loopback(host) or server.api_key_digests or server.allow_unauthenticated):
+    keys = server.api_key_digests or server.tenant_key_digests
+    if not (is_loopback(host) or keys or server.allow_unauthenticated):
         yield Conflict(
             (listen, ("server", "allow_unauthenticated"), ("server", "api_key_file")),
             f"{server.listen} can be reached from other machines and no API key is set; put keys "
@@ -123,5 +133,31 @@ def _model_conflicts(name: str, model: ModelSection) -> Iterator[Conflict]:
 
 
 def _slo_conflicts(name: str, slo: SloSection) -> Iterator[Conflict]:
-    if slo.ttft_s is None and slo.tpot_s is None:
-        yield Conflict((("slo", name),), "an SLO class needs at least one of ttft and tpot")
+    here = ("slo", name)
+    if name in RESERVED_CLASSES:
+        words = f"{name} means the default class in service_tier; give the class another name"
+        yield Conflict((here,), words)
+    ladder = slo.overload
+    if len(set(ladder)) < len(ladder):
+        yield Conflict(((*here, "overload"),), "each rung may stand once")
+    if "refuse" in ladder[:-1]:
+        yield Conflict(((*here, "overload"),), "nothing can come after refuse")
+
+
+def _unknown_names(settings: Settings) -> Iterator[Conflict]:
+    """Settings that name a model or a class which is not there."""
+    for name, model in settings.models.items():
+        here = ("models", name)
+        yield from _unknown((*here, "slo"), model.slo, settings.slo, "class")
+        others = [other for other in settings.models if other != name]
+        yield from _unknown((*here, "smaller"), model.smaller, others, "other model")
+    for name, tenant in settings.tenants.items():
+        yield from _unknown(("tenants", name, "slo"), tenant.slo, settings.slo, "class")
+
+
+def _unknown(
+    key: tuple[str, ...], name: str | None, known: Iterable[str], what: str
+) -> Iterator[Conflict]:
+    if name is not None and name not in known:
+        told = ", ".join(sorted(known)) or "none"
+        yield Conflict((key,), f'there is no {what} "{name}"; configured: {told}')

@@ -4,38 +4,40 @@ Called by ``core/replica.py`` whenever no step is running. Planning changes the 
 ledger (admissions, preemptions, blocks), never the tokens of a sequence: those change when the
 step's result is applied. Choices that depend on the policy are in ``core/policies.py``.
 
-Progress is guaranteed by: a sequence that is alone always fits; the first prefill in order gets a
-chunk after ``LEAN_STEPS_MAX`` lean steps however short the time is; and a sequence that was
-preempted ``PREEMPTIONS_MAX`` times becomes resident only with everything it can need reserved,
-after which it is never a victim.
+Progress is guaranteed by: a sequence that is alone always fits; time that prefill is owed adds up
+until it suffices for a chunk, however little the decode rows leave; those that are late get their
+share beside those that are not; and a sequence that was preempted ``PREEMPTIONS_MAX`` times becomes
+resident only with everything it can need reserved, after which it is never a victim.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from sluice.core.batch import Batch, Stretch
 from sluice.core.costmodel import CostModel, Load, chunk_tokens_max
 from sluice.core.events import Report
 from sluice.core.lifecycle import SequenceState
 from sluice.core.policies import (
-    PREEMPTIONS_MAX,
     Admission,
     Budget,
     FcfsPolicy,
     Policy,
-    Reservation,
     SloPolicy,
     StaticPolicy,
 )
 from sluice.core.request import Phase
+from sluice.core.residency import PASSED_MAX, PREEMPTIONS_MAX, Reservation
 from sluice.core.roster import BatchingLimits, BatchingPolicy, Roster
+from sluice.core.seats import Seats
 from sluice.core.sequence import Sequence
 
-LEAN_TOKENS = 16  # a step that gives waiting prefills less than this is lean
-LEAN_STEPS_MAX = 3  # after so many in a row a step gives prefill its time whatever is due
+LEAN_TOKENS = 16  # a chunk of fewer costs a step more than it gives, unless it is all there is
 ALONE_TOKENS = 64  # without decode rows a step may take longer for a chunk of this size
 CHUNK_ROUND = 16  # few different sizes of steps: kernels are prepared for each
 OPEN_PREFILLS_MAX = 2  # half-computed prompts hold blocks and give nothing
+OPEN_LATE_MAX = 1  # beside those
+LATE_DIVISOR = 16  # those that are late get one token for so many of those that are not
+LATE_TOKENS_MAX = 512  # a late prompt need not wait for the share of more than this to start
 BACKFILL_DEPTH = 8
 STEPS_AHEAD = 16  # a preemption frees enough for so many steps
 RECHECK_STEPS = 16  # what did not fit is tried again after these: predictions change slowly
@@ -52,16 +54,14 @@ class Batching:
 
     def __init__(self, limits: BatchingLimits, cost: CostModel) -> None:
         self.roster = Roster(limits, cost)
+        self._seats = Seats(self.roster)
         self._prefix_query_tokens = 0
         self._prefix_hit_tokens = 0
         self._policy: Policy = POLICIES[limits.policy]()
-        self._lean_steps = 0
+        self._owed_ns = 0  # time of prefill that the decode rows took
+        self._late_credit = 0  # tokens computed for others while somebody late wanted some
+        self._unfit: list[Sequence] = []  # beside the residents, when the waiting were last tried
         self._blocked = (0, 0)  # roster version, steps left before a recheck
-
-    def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
-        sequence.order = self._policy.order(sequence, self.roster)
-        self.roster.wait(sequence)
 
     def wake_ns(self) -> int | None:
         """When the policy wants to be asked again although nothing happens."""
@@ -102,10 +102,13 @@ class Batching:
         return Batch(batch.decodes, [], load)
 
     def report(self, step_ns: int) -> Report:
-        """The load at this moment; ``step_ns`` is how long the last step took."""
+        """The load at this moment; ``step_ns`` is how long steps take of late."""
         roster, ledger = self.roster, self.roster.ledger
+        waiting = blocked = len(roster.waiting)
+        if len(roster.residents) < roster.limits.sequences_max:
+            blocked = min(waiting, len(self._unfit))
         return Report(
-            waiting=len(roster.waiting),
+            waiting=waiting,
             running=len(roster.residents),
             blocks_free=ledger.available,
             blocks_total=ledger.blocks_total,
@@ -115,6 +118,8 @@ class Batching:
             prefix_hit_tokens=self._prefix_hit_tokens,
             prefill_tokens_per_s=roster.cost.prefill_tokens_per_s,
             step_ns=step_ns,
+            blocked=blocked,
+            seats=self._seats.count(),
         )
 
     # ------------------------------------------------------------------------------ decode blocks
@@ -148,7 +153,6 @@ class Batching:
             roster.preempt(victim)
             if not any(s.table.blocks for s in victim.generation.sequences):
                 victim.generation.clock.enter(Phase.PREEMPTED, now_ns)
-            self.submit(victim)
 
     def _blocks_ahead(self, steps: int) -> int:
         """Blocks that the residents in decode will take in so many steps, at most."""
@@ -163,31 +167,44 @@ class Batching:
 
     def _fill(self, batch: Batch, now_ns: int) -> None:
         """Add prefill chunks to the batch, making waiting sequences resident on the way."""
-        roster = self.roster
-        candidates = [s for s in roster.residents if s.state is SequenceState.PREFILL]
+        roster, policy = self.roster, self._policy
+        wanting = [s for s in roster.residents if s.state is SequenceState.PREFILL]
         joining = self._joining()
-        if not candidates and not joining:
-            self._lean_steps = 0
+        if not wanting and not joining:
+            self._owed_ns = 0
             return
-        budget = self._policy.budget(batch.decodes, batch.load, roster, now_ns)
-        filling = self._filling(batch, budget, len(candidates))
-        if joining and budget.admission is not Admission.NONE:
-            for sequence in candidates:
-                sequence.order = self._policy.order(sequence, roster)
-            candidates = sorted(candidates + joining, key=lambda s: s.order)
-        for sequence in candidates:
+        budget = policy.budget(batch.decodes, batch.load, roster, now_ns)
+        if budget.admission is not Admission.NONE:
+            wanting += joining
+        if joining or len(wanting) > 1:
+            wanting = policy.arrange(wanting, roster, now_ns)
+        filling = self._filling(batch, budget, wanting)
+        if filling.turn is not None:
+            wanting.remove(filling.turn)
+            wanting.insert(0, filling.turn)
+        for sequence in wanting:
             if sequence.state is SequenceState.PREFILL:
                 filling.add(sequence, self._chunk_tokens(sequence, filling))
             elif self._may_join(sequence, filling):
                 self._join(sequence, filling, now_ns)
             if filling.full and budget.admission is not Admission.WHOLE_BATCH:
                 break
+        if joining:
+            self._unfit = filling.unfit
         self._remember(filling)
 
     def _remember(self, filling: "_Filling") -> None:
-        roster = self.roster
-        lean = filling.full and filling.budget.tokens - filling.room < LEAN_TOKENS
-        self._lean_steps = self._lean_steps + 1 if lean else 0
+        roster, batch = self.roster, filling.batch
+        self._owed_ns = 0
+        if filling.full:
+            given_ns = roster.cost.step_ns(batch.load) - filling.decodes_ns
+            self._owed_ns = max(0, filling.owed_ns - given_ns)
+        late_tokens = sum(tokens for sequence, tokens in batch.chunks if sequence.late)
+        tokens = sum(tokens for _, tokens in batch.chunks)
+        credit = self._late_credit + tokens - (1 + LATE_DIVISOR) * late_tokens
+        wanted = filling.late is not None
+        most = LATE_DIVISOR * LATE_TOKENS_MAX
+        self._late_credit = min(most, max(0, credit)) if wanted else 0
         nobody_joins = filling.head is not None or filling.budget.admission is Admission.NONE
         if nobody_joins and not filling.full and not filling.joined and roster.residents:
             self._blocked = (roster.version, RECHECK_STEPS)
@@ -207,19 +224,33 @@ class Batching:
         version, steps = self._blocked
         return steps if version == self.roster.version else 0
 
-    def _filling(self, batch: Batch, budget: Budget, open_prefills: int) -> "_Filling":
-        """The start of filling a step; after enough lean ones, with as much time as decode takes.
+    def _filling(self, batch: Batch, budget: Budget, wanting: list[Sequence]) -> "_Filling":
+        """The start of filling a step: prefill gets what is owed to it however little is left."""
+        filling = _Filling(batch, budget, budget.tokens, budget.step_ns)
+        for sequence in wanting:
+            if sequence.state is SequenceState.PREFILL:
+                filling.open[sequence.late] += 1
+        late = [sequence for sequence in wanting if sequence.late]
+        if late:
+            filling.late = next((s for s in late if s.state is SequenceState.PREFILL), late[0])
+            if len(late) < len(wanting):
+                self._turn(filling, filling.late)
+        if not batch.decodes:
+            filling.minimum = min(LEAN_TOKENS, budget.tokens)
+        elif budget.step_ns is not None:
+            cost, share = self.roster.cost, self.roster.limits.prefill_share
+            filling.decodes_ns = cost.step_ns(batch.load)
+            filling.owed_ns = self._owed_ns + int(filling.decodes_ns * share / (1.0 - share))
+            owed_ns = int((filling.decodes_ns + filling.owed_ns) * cost.margin)
+            filling.step_ns = max(budget.step_ns, owed_ns)
+        return filling
 
-        So prefill gets a fifth of the time at least, and ``LEAN_TOKENS`` whatever they take.
-        """
-        minimum = 0
-        if not batch.decodes or self._lean_steps >= LEAN_STEPS_MAX:
-            minimum = min(LEAN_TOKENS, budget.tokens)
-            if budget.step_ns is not None:
-                cost = self.roster.cost
-                twice_ns = int(2 * cost.step_ns(batch.load) * cost.margin)
-                budget = replace(budget, step_ns=max(budget.step_ns, twice_ns))
-        return _Filling(batch, budget, open_prefills, minimum, budget.tokens)
+    def _turn(self, filling: "_Filling", late: Sequence) -> None:
+        """Let one that is late go first, for as many tokens as its share has come to."""
+        tokens = self._late_credit // LATE_DIVISOR
+        resident = late.state is SequenceState.PREFILL
+        if tokens >= min(late.pending, LEAN_TOKENS if resident else LATE_TOKENS_MAX):
+            filling.turn, filling.turn_tokens = late, tokens
 
     def _may_join(self, sequence: Sequence, filling: "_Filling") -> bool:
         limits = self.roster.limits
@@ -244,18 +275,15 @@ class Batching:
         tokens = self._chunk_tokens(sequence, filling)
         whole_batch = filling.budget.admission is Admission.WHOLE_BATCH
         partial = tokens < sequence.pending
-        if whole_batch or not (partial and (tokens == 0 or filling.open >= OPEN_PREFILLS_MAX)):
-            if self._policy.fits(sequence, roster, filling.ahead) and ledger.grow(
+        if whole_batch or not partial or (tokens and not filling.many_open(sequence)):
+            if self._policy.fits(sequence, roster, now_ns, filling.ahead) and ledger.grow(
                 sequence.table, known
             ):
                 self._enter(sequence, filling, now_ns)
                 if tokens:
                     filling.add(sequence, tokens)
                 return
-            filling.tried += 1
-            if filling.head is None:
-                filling.head = sequence
-                filling.ahead = self._policy.reserve(sequence, roster)
+            self._does_not_fit(sequence, filling, now_ns)
         elif tokens == 0:
             filling.full = True
         else:
@@ -263,12 +291,20 @@ class Batching:
         ledger.release(sequence.table)
         sequence.computed = 0
 
+    def _does_not_fit(self, sequence: Sequence, filling: "_Filling", now_ns: int) -> None:
+        filling.tried += 1
+        filling.unfit.append(sequence)
+        # One that is late is not waited for before it was passed as often as anyone may be.
+        if filling.head is None and (sequence is not filling.turn or sequence.passed >= PASSED_MAX):
+            filling.head = sequence
+            filling.ahead = self._policy.reserve(sequence, self.roster, now_ns)
+
     def _enter(self, sequence: Sequence, filling: "_Filling", now_ns: int) -> None:
         self.roster.admit(sequence)
         filling.joined = True
-        filling.open += 1
-        if filling.head is not None:
-            filling.head.passed += 1
+        filling.open[sequence.late] += 1
+        for passed in filling.unfit:
+            passed.passed += 1
         generation = sequence.generation
         if generation.clock.phase is Phase.QUEUE:
             generation.clock.enter(Phase.PREFILL, now_ns)
@@ -281,20 +317,23 @@ class Batching:
     def _chunk_tokens(self, sequence: Sequence, filling: "_Filling") -> int:
         """How many of the sequence's pending tokens this step computes."""
         pending = sequence.pending
-        tokens = min(pending, filling.room)
-        step_ns = filling.budget.step_ns
-        if step_ns is None or tokens == 0:
-            return tokens
+        wanted = min(pending, filling.room)
+        if sequence is filling.turn:
+            wanted = min(wanted, filling.turn_tokens)
+        step_ns = filling.step_ns
+        if step_ns is None or wanted == 0:
+            return wanted
         batch, cost = filling.batch, self.roster.cost
-        room = tokens
-        tokens = chunk_tokens_max(cost, batch.load, sequence.computed, step_ns, room)
+        tokens = chunk_tokens_max(cost, batch.load, sequence.computed, step_ns, wanted)
         if tokens < ALONE_TOKENS and not batch.decodes and not batch.chunks:
             # Nobody's next token waits for this step, only a cancel would: the fixed part of a
             # step must not be most of it on a machine that is slow or has other work.
-            room = min(room, ALONE_TOKENS)
+            room = min(wanted, ALONE_TOKENS)
             tokens = chunk_tokens_max(cost, batch.load, sequence.computed, 2 * step_ns, room)
         if 4 * CHUNK_ROUND <= tokens < pending:
             tokens -= tokens % CHUNK_ROUND
+        if tokens < min(LEAN_TOKENS, wanted):
+            tokens = 0
         return max(tokens, min(filling.minimum, pending))
 
 
@@ -302,31 +341,46 @@ class Batching:
 class _Filling:
     """What is left of a step's budget while candidates are looked at.
 
-    ``open`` counts prompts that are not computed to their end; ``minimum`` is owed to the next
-    chunk whatever the time budget says; ``head`` is the first waiting sequence that did not fit,
-    ``ahead`` what is reserved for it; ``tried`` counts those that did not fit.
+    ``step_ns`` bounds the step, with the time that prefill is owed; ``minimum`` is due to the next
+    chunk whatever that bound says. ``open`` counts prompts that are not computed to their end: on
+    time, and late. ``late`` is the first late one; when it is its ``turn`` it goes first, for
+    ``turn_tokens`` at most. ``tried`` counts those that could not join, ``unfit`` holds those of
+    them that did not fit beside the residents. ``head`` is the first that did not fit and is
+    waited for, ``ahead`` what is reserved for it.
     """
 
     batch: Batch
     budget: Budget
-    open: int
-    minimum: int
     room: int
+    step_ns: int | None
+    decodes_ns: int = 0
+    owed_ns: int = 0
+    minimum: int = 0
+    open: list[int] = field(default_factory=lambda: [0, 0])
+    late: Sequence | None = None
+    turn: Sequence | None = None
+    turn_tokens: int = 0
     full: bool = False
     joined: bool = False
     tried: int = 0
+    unfit: list[Sequence] = field(default_factory=list)
     head: Sequence | None = None
     ahead: Reservation | None = None
 
+    def many_open(self, sequence: Sequence) -> bool:
+        """Whether another prompt like this must not be left half computed."""
+        return self.open[sequence.late] >= (OPEN_LATE_MAX if sequence.late else OPEN_PREFILLS_MAX)
+
     def add(self, sequence: Sequence, tokens: int) -> None:
-        """Put a chunk into the batch, which is full where that is not all that is pending."""
+        """Put a chunk into the batch, which is full where there was not time for all of it."""
         batch = self.batch
+        share = sequence is self.turn and tokens == min(sequence.pending, self.turn_tokens)
         if tokens:
             batch.chunks.append((sequence, tokens))
             batch.load = batch.load.with_chunk(sequence.computed, tokens)
             self.room -= tokens
             self.minimum = 0
         if tokens == sequence.pending:
-            self.open -= 1
-        else:
+            self.open[sequence.late] -= 1
+        elif not share:
             self.full = True

@@ -83,7 +83,10 @@ class Overloaded(SluiceError):
     """Admission refused the request: 429 when capacity is contended, 503 when nothing can serve.
 
     ``retry_after_s`` is the predicted wait if retrying can help, ``measured`` what was compared.
+    ``should_retry`` is false where that wait is too long for a client to sit it out.
     """
+
+    should_retry = True
 
     def __init__(
         self,

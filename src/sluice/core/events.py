@@ -105,7 +105,10 @@ class Report:
     """Load of this replica, sent after steps and on change; counters are since its start.
 
     ``blocked`` of the ``waiting`` sequences were tried and do not fit beside the residents.
-    ``step_ns`` is the running mean of its steps' durations, in which one stalled step counts little.
+    ``step_ns`` is the running mean of its steps' durations, in which one stalled step counts
+    little.
+    ``seats`` is how many sequences like the present ones it can run at a time within their targets,
+    ``None`` where it does not know.
     """
 
     waiting: int
@@ -119,6 +122,7 @@ class Report:
     prefill_tokens_per_s: float
     step_ns: int
     blocked: int = 0
+    seats: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,23 +251,25 @@ class ReplicaScore:
 class Dispatch:
     """Submit the request to this replica. ``attempt`` counts from 1.
 
-    ``scores`` are the replicas that were compared, best first.
+    ``scores`` are the replicas that were compared, best first. ``predicted_wait_ns`` is what was
+    predicted for its wait in the fleet when it began to wait, ``None`` where it started at once.
     """
 
     request_id: str
     replica_id: str
     attempt: int
     scores: tuple[ReplicaScore, ...] = ()
+    predicted_wait_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
     """Refuse the request, in the words a client can act on.
 
-    ``reason`` is a short code (``queue_full``, ``context_length_exceeded``, ``not_ready``,
-    ``load_failed``, ``draining``, ``queue_deadline``); ``measured`` and ``threshold`` are the
-    numbers compared. ``status`` is 400, 429 or 503. ``retry_after_s`` is ``None`` where retrying
-    cannot help.
+    ``reason`` is a short code, one of ``admission.REASONS``; ``measured`` and ``threshold`` are the
+    numbers compared, in the unit that the table there names. ``status`` is 400, 429 or 503.
+    ``retry_after_s`` is ``None`` where retrying cannot help. ``should_retry`` is false where it is
+    too far away for a client to wait for it, though a later try may succeed.
     """
 
     request_id: str
@@ -272,6 +278,7 @@ class Reject:
     measured: float
     threshold: float
     retry_after_s: float | None
+    should_retry: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

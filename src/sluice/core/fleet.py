@@ -14,11 +14,14 @@ from collections.abc import Sequence
 from random import Random
 from typing import assert_never
 
-from sluice.core.admission import Refusal, reject
+from sluice.core.accepted import Accepted
+from sluice.core.admission import NS_PER_S, Refusal, never_runs, reject
+from sluice.core.door import Door, answer, give_up, place_next
 from sluice.core.events import (
     Abort,
     Arrived,
     Cancelled,
+    Dispatch,
     Ended,
     Fail,
     FleetDraining,
@@ -29,14 +32,18 @@ from sluice.core.events import (
     ReplicaLost,
     ReplicaReady,
     ReplicaReported,
+    Retarget,
+    Shorten,
     StartReplica,
     Tick,
     WakeAt,
 )
-from sluice.core.fleet_replica import Accepted, FleetReplica, RestartLimits
+from sluice.core.fleet_replica import FleetReplica, RestartLimits
+from sluice.core.ladder import Leaves, Stays
 from sluice.core.lifecycle import ReplicaState
 from sluice.core.pools import Pool, PoolLimits, PoolView
-from sluice.core.request import COMPLETE, EndReason, Request
+from sluice.core.request import COMPLETE, EndReason, Request, Rung, Usage
+from sluice.core.tenants import Allowance, TenantLedger, TenantLimits
 
 # A request that was on board of this many lost replicas is not tried again: it may be the cause.
 LOSSES_MAX = 2
@@ -46,9 +53,15 @@ class Fleet:
     """All models behind one gateway."""
 
     def __init__(
-        self, pools: Sequence[PoolLimits], *, chance: Random, restarts: RestartLimits | None = None
+        self,
+        pools: Sequence[PoolLimits],
+        *,
+        chance: Random,
+        tenants: Sequence[TenantLimits] = (),
+        restarts: RestartLimits | None = None,
     ) -> None:
         self._chance = chance
+        self._ledger = TenantLedger(tenants)
         self._restarts = restarts or RestartLimits()
         self._pools: dict[str, Pool] = {}
         self._replicas: dict[str, FleetReplica] = {}
@@ -56,6 +69,9 @@ class Fleet:
             replicas = tuple(FleetReplica(name, limits.model) for name in limits.replica_ids)
             self._pools[limits.model] = Pool(limits, replicas)
             self._replicas.update((replica.id, replica) for replica in replicas)
+        for pool in self._pools.values():
+            if pool.limits.smaller is not None:
+                pool.smaller = self._pools[pool.limits.smaller]
         self._accepted: dict[str, Accepted] = {}
         self._arrivals = 0
         self._drain_by_ns: int | None = None
@@ -68,6 +84,9 @@ class Fleet:
         request id that is in use; nothing is changed then.
         """
         effects = self._take(event, now_ns)
+        if not isinstance(event, Progress):
+            for pool in self._pools.values():
+                pool.stuck = False
         effects += self._dispatch(now_ns)
         wake_ns = self._next_wake_ns(now_ns)
         if wake_ns is not None and wake_ns != self._wake_ns:
@@ -80,11 +99,11 @@ class Fleet:
             case Arrived():
                 return self._arrived(self._pools[event.model], event.request, now_ns)
             case Cancelled():
-                return self._cancelled(event.request_id)
+                return self._cancelled(event.request_id, now_ns)
             case Progress():
-                self._progress(event)
+                self._progress(event, now_ns)
             case Ended():
-                self._ended(event)
+                self._ended(event, now_ns)
             case ReplicaReady():
                 self._ready(event, now_ns)
             case ReplicaReported():
@@ -104,76 +123,125 @@ class Fleet:
     def _arrived(self, pool: Pool, request: Request, now_ns: int) -> list[FleetEffect]:
         if request.id in self._accepted:
             raise ValueError(f"request id {request.id} is in use")
-        if self._drain_by_ns is None:
-            refusal = pool.refusal(request, now_ns)
-        else:
-            refusal = self._draining_refusal(self._drain_by_ns, now_ns)
+        refusal = self._refusal(pool, request, now_ns)
         if refusal is not None:
             return [reject(request.id, refusal, self._chance)]
-        accepted = Accepted(request, pool.limits.model, (request.tier, self._arrivals))
         self._arrivals += 1
-        self._accepted[request.id] = accepted
-        pool.enqueue(accepted, now_ns)
-        return []
+        door, verdict = answer(pool, request, self._arrivals, now_ns)
+        match verdict:
+            case Refusal():
+                return [pool.refuse(request, verdict, now_ns, self._chance)]
+            case Leaves(model, spared):
+                return [Retarget(request.id, model, spared.measured, spared.threshold)]
+            case Stays():
+                return self._accept(pool, door, now_ns)
+            case _:
+                assert_never(verdict)
 
-    def _cancelled(self, request_id: str) -> list[FleetEffect]:
+    def _refusal(self, pool: Pool, request: Request, now_ns: int) -> Refusal | None:
+        """Why the request is refused whatever else is being served."""
+        limits = pool.widest()
+        if limits is not None and (never := never_runs(request, limits)) is not None:
+            return never
+        refusal = self._closed(pool, now_ns)
+        if refusal is not None:
+            return refusal
+        if request.deadline_ns is not None and request.deadline_ns <= now_ns:
+            return Refusal(429, "deadline_past", (now_ns - request.deadline_ns) / NS_PER_S, 0.0)
+        return self._ledger.refusal(request, now_ns)
+
+    def _closed(self, pool: Pool, now_ns: int) -> Refusal | None:
+        """Why nothing at all is accepted for this model."""
+        if self._drain_by_ns is not None:
+            return Refusal(503, "draining", 0, 0, max(0, self._drain_by_ns - now_ns))
+        return None if pool.ready() else pool.not_ready(now_ns)
+
+    def _accept(self, pool: Pool, door: Door, now_ns: int) -> list[FleetEffect]:
+        """Count a request, and start it if it can: who waits was placed as far as possible."""
+        accepted, effects = door.accepted, list[FleetEffect]()
+        request = accepted.request
+        self._accepted[request.id] = accepted
+        self._ledger.reserve(request, now_ns)
+        pool.enter(accepted)
+        if Rung.SHORTEN in request.degraded:
+            effects.append(Shorten(request.id, request.output_tokens_max))
+        if door.scores:
+            return [*effects, pool.start(accepted, door.scores, now_ns)]
+        pool.enqueue(accepted, now_ns)
+        for dropped, refusal in door.drops:
+            effects += self._turn_away(dropped, refusal, now_ns)
+        return effects
+
+    def _cancelled(self, request_id: str, now_ns: int) -> list[FleetEffect]:
         accepted = self._accepted.get(request_id)
         if accepted is None:
             return []
-        replica = accepted.replica
-        self._release(accepted)
-        return [] if replica is None else [Abort(request_id, replica.id)]
+        replica_id = accepted.replica_id
+        self._release(accepted, now_ns)
+        return [] if replica_id is None else [Abort(request_id, replica_id)]
 
-    def _progress(self, event: Progress) -> None:
+    def _progress(self, event: Progress, now_ns: int) -> None:
         accepted = self._accepted.get(event.request_id)
-        if accepted is None or accepted.replica is None:
-            return
-        accepted.tokens += event.tokens
-        accepted.replica.prefilled(accepted)
+        if accepted is not None and accepted.replica_id is not None:
+            self._pools[accepted.model].progress(accepted, event.tokens, now_ns)
 
-    def _ended(self, event: Ended) -> None:
+    def _ended(self, event: Ended, now_ns: int) -> None:
         accepted = self._accepted.get(event.request_id)
         if accepted is None:
             return
         if event.reason in COMPLETE:
-            service = self._pools[accepted.model].service
-            service.completed(event.usage, event.phases, accepted.request.choices)
-        self._release(accepted)
+            self._pools[accepted.model].completed(accepted, event)
+        self._release(accepted, now_ns, event.usage)
 
-    def _release(self, accepted: Accepted) -> None:
-        """The one place where an accepted request stops being one."""
-        pool = self._pools[accepted.model]
-        pool.changed()
-        del self._accepted[accepted.request.id]
-        if accepted.replica is not None:
-            accepted.replica.leave(accepted)
-        elif accepted.wait is not None:
-            pool.queue.remove(accepted)
+    def _release(self, accepted: Accepted, now_ns: int, usage: Usage | None = None) -> None:
+        """The one place where an accepted request stops being one; without ``usage`` it is known
+        from what reached the client."""
+        pool, request = self._pools[accepted.model], accepted.request
+        del self._accepted[request.id]
+        if usage is None and accepted.attempts:
+            usage = Usage(len(request.prompt), 0, accepted.tokens)
+        if usage is None:
+            self._ledger.release(request.id, now_ns)
+        else:
+            self._ledger.settle(request.id, usage, now_ns)
+        pool.leave(accepted, now_ns)
 
-    def _end(self, accepted: Accepted, reason: EndReason, error: str) -> list[FleetEffect]:
+    def _end(
+        self, accepted: Accepted, reason: EndReason, error: str, now_ns: int
+    ) -> list[FleetEffect]:
         """End a request from this side; its replica, if it has one, is told to drop it."""
-        request_id, replica = accepted.request.id, accepted.replica
-        self._release(accepted)
-        abort: list[FleetEffect] = [] if replica is None else [Abort(request_id, replica.id)]
+        request_id, replica_id = accepted.request.id, accepted.replica_id
+        self._release(accepted, now_ns)
+        abort: list[FleetEffect] = [] if replica_id is None else [Abort(request_id, replica_id)]
         return [*abort, Fail(request_id, reason, error)]
 
-    def _turn_away(self, accepted: Accepted, refusal: Refusal) -> list[FleetEffect]:
+    def _turn_away(self, accepted: Accepted, refusal: Refusal, now_ns: int) -> list[FleetEffect]:
         """End a waiting request: refused if it was never dispatched, else failed."""
         if accepted.attempts:
             reason = EndReason.EXPIRED if refusal.reason == "queue_deadline" else EndReason.FAILED
-            return self._end(accepted, reason, f"its replica was lost; then: {refusal.reason}")
-        self._release(accepted)
-        return [reject(accepted.request.id, refusal, self._chance)]
+            error = f"its replica was lost; then: {refusal.reason}"
+            return self._end(accepted, reason, error, now_ns)
+        self._release(accepted, now_ns)
+        pool = self._pools[accepted.model]
+        return [pool.refuse(accepted.request, refusal, now_ns, self._chance)]
 
     def _dispatch(self, now_ns: int) -> list[FleetEffect]:
-        """Give waiting requests to replicas in order; one that fits nowhere holds the rest."""
+        """Give waiting requests to replicas in order; one that fits nowhere holds the rest.
+
+        Then those that cannot be on time any more make room for the others.
+        """
         effects: list[FleetEffect] = []
         for pool in self._pools.values():
-            while pool.queue:
-                dispatch = pool.place_head(now_ns)
-                if dispatch is None:
-                    break
-                effects.append(dispatch)
+            while pool.queue and not pool.stuck:
+                placed = place_next(pool, now_ns)
+                if placed is None:
+                    pool.stuck = True
+                elif isinstance(placed, Dispatch):
+                    effects.append(placed)
+                else:
+                    effects += self._turn_away(*placed, now_ns)
+            for accepted, refusal in give_up(pool, now_ns):
+                effects += self._turn_away(accepted, refusal, now_ns)
         return effects
 
     # ---------------------------------------------------------------------------------- replicas
@@ -212,7 +280,8 @@ class Fleet:
             return []
         when = "with it on board" if lost.silent else "twice"
         when = f"after {accepted.tokens} tokens were sent" if accepted.tokens else when
-        return self._end(accepted, EndReason.FAILED, f"its replica was lost {when}: {lost.error}")
+        error = f"its replica was lost {when}: {lost.error}"
+        return self._end(accepted, EndReason.FAILED, error, now_ns)
 
     def _give_up(self, pool: Pool, now_ns: int) -> list[FleetEffect]:
         """End what waits for a pool of which nothing will serve soon."""
@@ -221,7 +290,7 @@ class Fleet:
         refusal = pool.not_ready(now_ns)
         effects: list[FleetEffect] = []
         for accepted in list(pool.queue):
-            effects += self._turn_away(accepted, refusal)
+            effects += self._turn_away(accepted, refusal, now_ns)
         return effects
 
     # ------------------------------------------------------------------------------ time and end
@@ -242,10 +311,11 @@ class Fleet:
         effects: list[FleetEffect] = []
         if self._drain_by_ns is not None and now_ns >= self._drain_by_ns:
             for accepted in list(self._accepted.values()):
-                effects += self._end(accepted, EndReason.SHUTDOWN, "the server is shutting down")
+                why = "the server is shutting down"
+                effects += self._end(accepted, EndReason.SHUTDOWN, why, now_ns)
         for pool in self._pools.values():
             for accepted in pool.queue.overdue(now_ns):
-                effects += self._turn_away(accepted, pool.overdue(accepted, now_ns))
+                effects += self._turn_away(accepted, pool.overdue(accepted, now_ns), now_ns)
         if self._drain_by_ns is None:
             for replica in self._replicas.values():
                 if replica.is_due(now_ns):
@@ -255,6 +325,7 @@ class Fleet:
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
         times = [pool.queue.next_due_ns() for pool in self._pools.values()]
+        times += [pool.next_sweep_ns() for pool in self._pools.values()]
         times += [replica.start_ns for replica in self._replicas.values()]
         if self._accepted:
             times.append(self._drain_by_ns)
@@ -270,24 +341,24 @@ class Fleet:
         """Whether nothing more is admitted, because of ``FleetDraining``."""
         return self._drain_by_ns is not None
 
-    def refusal_before(
-        self, model: str, request_id: str, choices: int, now_ns: int
-    ) -> Reject | None:
+    def allowance(self, tenant: str, now_ns: int) -> Allowance | None:
+        """What a tenant may still use per minute, ``None`` where it has no such limit."""
+        return self._ledger.allowance(tenant, now_ns)
+
+    def refusal_before(self, model: str, least: Request, now_ns: int) -> Reject | None:
         """How a request would be refused whatever its prompt is, ``None`` if that depends on it.
 
-        For a driver that would otherwise work on a prompt in vain. Nothing is changed or promised:
-        ``Arrived`` decides, and counts. Raises ``KeyError`` for a model that is not configured.
+        ``least`` is the request without its prompt. For a driver that would otherwise work on a
+        prompt in vain; nothing is accepted or promised: ``Arrived`` decides, and counts. Raises
+        ``KeyError`` for a model that is not configured.
         """
         pool = self._pools[model]
-        if self._drain_by_ns is None:
-            refusal = pool.refusal_before(choices, now_ns)
-        else:
-            refusal = self._draining_refusal(self._drain_by_ns, now_ns)
-        return None if refusal is None else reject(request_id, refusal, self._chance)
-
-    @staticmethod
-    def _draining_refusal(drain_by_ns: int, now_ns: int) -> Refusal:
-        return Refusal(503, "draining", 0, 0, max(0, drain_by_ns - now_ns))
+        refusal = self._refusal(pool, least, now_ns)
+        if refusal is None:
+            refusal = pool.refusal_before(least, now_ns)
+        if refusal is None or refusal.status == 400 or refusal.reason == "tokens_per_minute":
+            return None  # none, or one that is told with the size of the prompt
+        return pool.refuse(least, refusal, now_ns, self._chance)
 
     def pools(self, now_ns: int) -> tuple[PoolView, ...]:
         """All models with their replicas, in the order of configuration."""

@@ -2,22 +2,36 @@
 
 Changed by ``core/fleet.py`` and ``core/pools.py`` alone; the view is for everyone. The counts
 (places, waiting prefill, reserved blocks) move together, in ``board`` and ``leave``, so that they
-cannot drift apart. What the replica does with its requests is ``core/replica.py``'s business.
+cannot drift apart. What the replica does with its requests is ``core/replica.py``'s business; what
+is predicted of it here is arithmetic over its reports.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sluice.core.admission import NS_PER_S, never_runs
+from sluice.core.accepted import Accepted, Rank
+from sluice.core.admission import tokens_max
 from sluice.core.events import ReplicaLimits, Report
+from sluice.core.feasibility import Pace, Release, Track
 from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState, moved
 from sluice.core.request import Request
-from sluice.core.routing import Candidate, PrefixMemory, blocks_needed
+from sluice.core.routing import Candidate, PrefixMemory
+from sluice.core.service import ServiceTimes
+
+NS_PER_S = 1_000_000_000
+RankOf = Callable[[Accepted], Rank]
 
 # A report older than this is old.
 REPORT_NS_MAX = 5 * NS_PER_S
 # Dispatches that a replica with an old report may get while others report: enough to find out that
 # it is alive, too few to pile up on one that is not.
 STALE_DISPATCHES_MAX = 4
+# A replica that ran all it was given for so long is given one more than it is known to run.
+PROBE_NS = NS_PER_S
+# Predicted endings hold for so long while nobody boards or leaves.
+RELEASES_KNOWN_NS = NS_PER_S // 10
+# Spreads the numbers of requests evenly over the quantiles of their lengths (golden ratio).
+SPREAD = 2_654_435_769
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +67,6 @@ class ReplicaView:
 
 
 @dataclass(slots=True, eq=False)
-class Accepted:
-    """A request that was not refused and has not ended.
-
-    It waits in its pool's queue or is on board of ``replica``. ``due_ns`` ends its wait.
-    ``attempts`` counts dispatches and ``losses`` the replicas lost under it. ``wait`` is the number
-    of its present wait, ``None`` while it is on board. ``chain`` stands for its prompt's blocks,
-    ``None`` where there is no choice of replica.
-    """
-
-    request: Request
-    model: str
-    order: tuple[int, int]
-    due_ns: int = 0
-    replica: "FleetReplica | None" = None
-    dispatched_ns: int = 0
-    attempts: int = 0
-    losses: int = 0
-    tokens: int = 0
-    prefill_tokens: int = 0
-    blocks: int = 0
-    wait: int | None = None
-    chain: tuple[int, ...] | None = None
-
-
-@dataclass(slots=True, eq=False)
 class FleetReplica:
     """One replica: its state, and what was dispatched to it."""
 
@@ -90,14 +79,21 @@ class FleetReplica:
     start_ns: int | None = None
     started_ns: int = 0
     on_board: dict[str, Accepted] = field(default_factory=dict)
+    tokens_max: int = 0
     places: int = 0
+    seats: int = 0
+    seats_ns: int = 0
     prefill_tokens: int = 0
+    prefilling: dict[str, Accepted] = field(default_factory=dict)
+    prefill_since_ns: int = 0
     blocks_reserved: int = 0
-    blocks_reserved_then: int = 0
+    blocks_unreserved: int = 0
     report: Report | None = None
     reported_ns: int = 0
     dispatched_since_report: int = 0
-    prefixes: PrefixMemory | None = None
+    prefixes: PrefixMemory = field(default_factory=lambda: PrefixMemory(0))
+    releases: list[Release] | None = None
+    releases_ns: int = 0
 
     def move(self, target: ReplicaState) -> None:
         """Change its state. Raises ``InternalError`` where the table does not allow it."""
@@ -113,6 +109,8 @@ class FleetReplica:
         """It is ready, and knows nothing of earlier incarnations."""
         self.move(ReplicaState.READY)
         self.limits = limits
+        self.tokens_max = tokens_max(limits)
+        self.seats = limits.sequences_max
         self.error = ""
         self.report = None
         self.reported_ns = now_ns
@@ -157,35 +155,41 @@ class FleetReplica:
     def takes(self, request: Request) -> bool:
         """Whether it serves, has the places that the request takes, and can ever run it."""
         limits = self.limits
-        return (
-            self.state is ReplicaState.READY
-            and limits is not None
-            and self.places + request.choices <= limits.sequences_max
-            and never_runs(request, limits) is None
-        )
+        if self.state is not ReplicaState.READY or limits is None:
+            return False
+        places = self.places + request.choices
+        if places > limits.sequences_max or (places > self.seats and self.places):
+            return False
+        return len(request.prompt) + request.output_tokens_max <= self.tokens_max
 
-    def board(self, accepted: Accepted, output_tokens: int, now_ns: int) -> None:
+    def board(self, accepted: Accepted, now_ns: int) -> None:
         """Count a request that is dispatched here."""
-        assert self.limits is not None
         request = accepted.request
-        cached = self._cached_tokens(accepted)
-        accepted.replica = self
+        cached = self.cached_tokens(accepted.chain)
+        accepted.replica_id = self.id
         accepted.dispatched_ns = now_ns
         accepted.attempts += 1
         accepted.prefill_tokens = len(request.prompt) - cached
-        accepted.blocks = blocks_needed(request, output_tokens, self.limits.block_size)
+        accepted.blocks = accepted.work.blocks
+        if not self.prefill_tokens:
+            self.prefill_since_ns = now_ns
         self.on_board[request.id] = accepted
         self.places += request.choices
         self.prefill_tokens += accepted.prefill_tokens
+        self.prefilling[request.id] = accepted
         self.blocks_reserved += accepted.blocks
         self.dispatched_since_report += 1
-        if accepted.chain is not None and self.prefixes is not None:
-            self.prefixes.add(accepted.chain)
+        self.releases = None
+        self.prefixes.add(accepted.chain)
 
-    def prefilled(self, accepted: Accepted) -> None:
-        """Its prompt is computed: the first token came."""
+    def prefilled(self, accepted: Accepted, now_ns: int | None = None) -> None:
+        """Its prompt is computed, as the first token came at ``now_ns``, or is not wanted."""
+        if self.prefilling.pop(accepted.request.id, None) is None:
+            return
         self.prefill_tokens -= accepted.prefill_tokens
         accepted.prefill_tokens = 0
+        if now_ns is not None:
+            self.prefill_since_ns = now_ns
 
     def leave(self, accepted: Accepted) -> None:
         """Return all that the request holds here."""
@@ -193,20 +197,109 @@ class FleetReplica:
         self.prefilled(accepted)
         self.places -= accepted.request.choices
         self.blocks_reserved -= accepted.blocks
+        self.releases = None
         accepted.blocks = 0
-        accepted.replica = None
+        accepted.replica_id = None
 
     def reported(self, report: Report, now_ns: int) -> None:
-        """Take its own view of its load."""
+        """Take its own view of its load, which says how many it can run."""
         self.report = report
         self.reported_ns = now_ns
-        self.blocks_reserved_then = self.blocks_reserved
+        self.blocks_unreserved = report.blocks_total - report.blocks_free - self.blocks_reserved
         self.dispatched_since_report = 0
+        if report.seats is not None:
+            self.seats = min(report.seats, report.running) if report.blocked else report.seats
+        elif report.blocked > 0:
+            self.seats, self.seats_ns = max(1, report.running), now_ns
+        elif self.places >= self.seats and now_ns - self.seats_ns >= PROBE_NS:
+            most = self.seats if self.limits is None else self.limits.sequences_max
+            self.seats, self.seats_ns = min(most, self.seats + 1), now_ns
 
-    def _cached_tokens(self, accepted: Accepted) -> int:
-        if accepted.chain is None or self.prefixes is None or self.limits is None:
+    def cached_tokens(self, chain: tuple[int, ...]) -> int:
+        """Tokens of a prompt that are probably in its prefix cache."""
+        if self.limits is None:
             return 0
-        return self.prefixes.cached_blocks(accepted.chain) * self.limits.block_size
+        return self.prefixes.cached_blocks(chain) * self.limits.block_size
+
+    def candidate(self, accepted: Accepted, now_ns: int) -> Candidate | None:
+        """How it stands for a request; ``None`` where the request would only wait inside it."""
+        assert self.limits is not None
+        report, since = self.report, self.dispatched_since_report
+        kv_fits = accepted.work.blocks <= self.blocks_free(now_ns)
+        crowded = report is not None and (report.blocked or (since and not kv_fits))
+        if crowded and self.places:
+            return None  # one waits inside, ready to start there when another one ends
+        is_fresh = now_ns - self.reported_ns <= REPORT_NS_MAX
+        return Candidate(
+            self.id,
+            self.places,
+            self.prefill_tokens,
+            accepted.cached.get(self.id, 0),
+            kv_fits,
+            not is_fresh and since >= STALE_DISPATCHES_MAX,
+        )
+
+    def blocks_free(self, now_ns: int) -> int:
+        """KV blocks that are not in use or promised. Own counts; a fresh report corrects them."""
+        assert self.limits is not None
+        used = self.blocks_reserved
+        if self.report is not None and now_ns - self.reported_ns <= REPORT_NS_MAX:
+            used = max(0, used + self.blocks_unreserved)
+        return self.limits.blocks_total - used
+
+    # -------------------------------------------------------------------------------- prediction
+
+    def backlog_ns(self, rank: Rank, rank_of: RankOf, service: ServiceTimes, now_ns: int) -> int:
+        """Time for which prompts of this and smaller ranks will be computed here."""
+        ahead = (a for a in self.prefilling.values() if rank_of(a) <= rank)
+        tokens = sum(accepted.prefill_tokens for accepted in ahead)
+        if not tokens:
+            return 0
+        passed_ns = max(0, now_ns - self.prefill_since_ns)
+        return max(0, service.prefill_ns(tokens, self.report) - passed_ns)
+
+    def track(self, rank_of: RankOf, service: ServiceTimes, now_ns: int) -> Track:
+        """Its future as things stand."""
+        behind, backlog = 0, []
+        for rank in sorted({rank_of(accepted) for accepted in self.prefilling.values()}):
+            until_ns = self.backlog_ns(rank, rank_of, service, now_ns)
+            backlog.append((rank, until_ns - behind))
+            behind = until_ns
+        return Track(
+            now_ns,
+            places=self.seats - self.places,
+            blocks=self.blocks_free(now_ns),
+            releases=self.predicted_releases(service, now_ns),
+            backlog=backlog,
+            pace=Pace(
+                service.prefill_ns(1_000_000, self.report) / 1e6, service.token_ns(self.report)
+            ),
+        )
+
+    def predicted_releases(self, service: ServiceTimes, now_ns: int) -> list[Release]:
+        """When the requests on board are predicted to end, the next first.
+
+        Each has a quantile of its own for the length of its answer, so that some are predicted to
+        end soon and some late, as they do, though nothing tells them apart.
+        """
+        known = self.releases
+        if known is not None and 0 <= now_ns - self.releases_ns <= RELEASES_KNOWN_NS:
+            return known
+        token_ns, prefill_ns = service.token_ns(self.report), 0
+        releases = []
+        for accepted in self.on_board.values():
+            request = accepted.request
+            produced = accepted.tokens // request.choices
+            quantile = (accepted.number * SPREAD % 2**32) / 2**32
+            left = service.output_tokens(request, produced, quantile)
+            at_ns = now_ns + left * token_ns
+            if accepted.prefill_tokens:
+                prefill_ns += service.prefill_ns(accepted.prefill_tokens, self.report)
+                at_ns += prefill_ns
+            releases.append(Release(at_ns, request.choices, accepted.blocks))
+        releases.sort()
+        self.releases, self.releases_ns = releases, now_ns
+        return releases
 
     def view(self, now_ns: int) -> ReplicaView:
         """What others may know of it."""
@@ -221,22 +314,4 @@ class FleetReplica:
             start_ns=self.start_ns,
             report=self.report,
             report_age_ns=None if self.report is None else now_ns - self.reported_ns,
-        )
-
-    def candidate(self, accepted: Accepted, now_ns: int) -> Candidate:
-        """How it stands for a request. Own counts rule; a fresh report corrects the KV estimate."""
-        assert self.limits is not None
-        is_fresh = now_ns - self.reported_ns <= REPORT_NS_MAX
-        blocks_used = self.blocks_reserved
-        if is_fresh and self.report is not None:
-            seen = self.report.blocks_total - self.report.blocks_free
-            blocks_used = max(0, blocks_used + seen - self.blocks_reserved_then)
-        return Candidate(
-            replica_id=self.id,
-            limits=self.limits,
-            places=self.places,
-            prefill_tokens=self.prefill_tokens,
-            cached_tokens=self._cached_tokens(accepted),
-            blocks_used=blocks_used,
-            held_back=not is_fresh and self.dispatched_since_report >= STALE_DISPATCHES_MAX,
         )

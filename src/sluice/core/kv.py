@@ -13,6 +13,7 @@ recently used leaf.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -90,19 +91,17 @@ class BlockLedger:
 
         The last token is never taken from the cache, since its logits are needed.
         """
-        if not self.prefix_cache:
-            return 0
-        size = self.block_size
-        for start in range(0, (len(tokens) - 1) // size * size, size):
-            node = self._nodes.get(NodeKey(table.tail, tuple(tokens[start : start + size])))
-            if node is None:
-                break
+        for node in self._path(tokens):
             self._reference(node.block)
             table.blocks.append(node.block)
             table.published += 1
             table.tail = node.id
         table.ids = tuple(table.blocks)
-        return len(table.blocks) * size
+        return len(table.blocks) * self.block_size
+
+    def cached_tokens(self, tokens: Seq[int]) -> int:
+        """How many tokens ``attach`` would find in the cache."""
+        return sum(1 for _ in self._path(tokens)) * self.block_size
 
     def grow(self, table: BlockTable, tokens: int) -> bool:
         """Extend the table so that it holds ``tokens``; False and no change where blocks lack."""
@@ -149,6 +148,16 @@ class BlockLedger:
         table.ids = ()
         table.published = 0
         table.tail = None
+
+    def _path(self, tokens: Seq[int]) -> Iterator[Node]:
+        """The nodes of the longest cached prefix that leaves a token to compute."""
+        size, parent = self.block_size, None
+        for start in range(0, (len(tokens) - 1) // size * size, size):
+            node = self._nodes.get(NodeKey(parent, tuple(tokens[start : start + size])))
+            if node is None:
+                return
+            yield node
+            parent = node.id
 
     def _enter(self, key: NodeKey, block: int) -> Node:
         self._nodes_made += 1

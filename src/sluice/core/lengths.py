@@ -12,6 +12,8 @@ from typing import NamedTuple
 KEPT = 512
 HISTORY_MIN = 50  # fewer observations say too little about a tail
 TAIL_MIN = 5
+CLASSES_MAX = 16  # SLO classes with a history of their own; further ones share the common one
+ROUNDING = 1e-9  # far more than what hundreds of factors lose, far less than one observation
 QUANTILE_MIN = 0.9
 QUANTILE_MAX = 0.99
 QUANTILE_UP = 0.05  # after each preemption: the predictions were too short
@@ -19,37 +21,95 @@ QUANTILE_DOWN = 0.001  # after each ending
 
 
 class OutputLengths:
-    """Observed output lengths and the quantile of them that predictions use."""
+    """Observed output lengths per SLO class, and predictions from them.
+
+    A prediction is conditional on what was produced already. It comes from the class's own history,
+    from that of all classes together where the class has too little, and is the limit where both
+    have. ``quantile`` is the one used where the caller names none; it rises with each preemption.
+    """
 
     def __init__(self) -> None:
-        self._window: deque[int] = deque(maxlen=KEPT)
-        self._sorted: list[int] = []
+        self._all = _History()
+        self._of_class: dict[str, _History] = {}
         self.quantile = QUANTILE_MIN
 
-    def observe(self, tokens: int) -> None:
-        """A sequence ended by itself after this many tokens."""
-        if len(self._window) == KEPT:
-            del self._sorted[bisect_left(self._sorted, self._window[0])]
-        self._window.append(tokens)
-        insort(self._sorted, tokens)
+    def observe(self, tokens: int, slo_class: str = "", *, cut: bool = False) -> None:
+        """A sequence ended after this many tokens; ``cut`` if its limit ended it."""
+        own = self._of_class.get(slo_class)
+        if own is None and len(self._of_class) < CLASSES_MAX:
+            own = self._of_class[slo_class] = _History()
+        if own is not None:
+            own.observe(tokens, cut=cut)
+        self._all.observe(tokens, cut=cut)
         self.quantile = max(QUANTILE_MIN, self.quantile - QUANTILE_DOWN)
 
     def missed(self) -> None:
         """A preemption showed that predictions were too short."""
         self.quantile = min(QUANTILE_MAX, self.quantile + QUANTILE_UP)
 
-    def remaining(self, produced: int, remaining_max: int) -> int:
+    def remaining(
+        self,
+        produced: int,
+        remaining_max: int,
+        quantile: float | None = None,
+        slo_class: str = "",
+    ) -> int:
         """Predicted further tokens of a sequence that produced some: at least 1, at most the limit.
 
-        The conditional quantile of the observed lengths above ``produced``; the limit itself while
-        the history is thin.
+        With ``quantile`` 0.5 half of such sequences need no more than that.
         """
-        first = bisect_right(self._sorted, produced)
-        longer = len(self._sorted) - first
-        if len(self._sorted) < HISTORY_MIN or longer < TAIL_MIN:
+        share = self.quantile if quantile is None else quantile
+        own = self._of_class.get(slo_class)
+        length = None if own is None else own.length(produced, share)
+        if length is None:
+            length = self._all.length(produced, share)
+        if length is None:
             return remaining_max
-        length = self._sorted[first + min(longer - 1, int(self.quantile * longer))]
         return max(1, min(length - produced, remaining_max))
+
+
+class _History:
+    """The last lengths of one kind, those that were cut by their limit among them.
+
+    A cut sequence says only that it would have been longer. The share that outlives each length is
+    therefore the Kaplan-Meier estimate: of those still running at a length, the share that ended
+    there by themselves.
+    """
+
+    def __init__(self) -> None:
+        self._window: deque[tuple[int, bool]] = deque(maxlen=KEPT)
+        self._sorted: list[tuple[int, bool]] = []
+        # Share of sequences beyond each of the sorted lengths, negative: so it can be searched.
+        self._outlived: list[float] = []
+
+    def observe(self, tokens: int, *, cut: bool) -> None:
+        if len(self._window) == KEPT:
+            del self._sorted[bisect_left(self._sorted, self._window[0])]
+        self._window.append((tokens, cut))
+        insort(self._sorted, (tokens, cut))
+        self._outlived = []
+
+    def length(self, produced: int, share: float) -> int | None:
+        """Length that this share of the sequences longer than ``produced`` do not exceed.
+
+        ``None`` where too few are known to say.
+        """
+        count = len(self._sorted)
+        first = bisect_right(self._sorted, (produced, True))
+        if count < HISTORY_MIN or count - first < TAIL_MIN:
+            return None
+        outlived = self._outlived or self._estimate()
+        longer = outlived[first - 1] if first else -1.0
+        place = bisect_left(outlived, (1.0 - share) * longer - ROUNDING, lo=first)
+        return self._sorted[place][0] if place < count else None
+
+    def _estimate(self) -> list[float]:
+        left, count = 1.0, len(self._sorted)
+        for place, (_, cut) in enumerate(self._sorted):
+            if not cut:
+                left *= (count - place - 1) / (count - place)
+            self._outlived.append(-left)
+        return self._outlived
 
 
 class Holding(NamedTuple):

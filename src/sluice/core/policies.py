@@ -5,25 +5,33 @@ method here, so the policies differ in nothing else. None of them changes any st
 """
 # ruff: noqa: ARG002 - each policy is given what any of them needs
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import accumulate
+from operator import attrgetter
 from typing import Protocol
 
 from sluice.core.costmodel import Load
-from sluice.core.lengths import Holding, later, peak_blocks, steps_until_fit
-from sluice.core.lifecycle import SequenceState
-from sluice.core.roster import BatchingPolicy, Roster
+from sluice.core.residency import (
+    PREEMPTIONS_MAX,
+    Reservation,
+    fits_at_peak,
+    holdings,
+    keeps_pace,
+    reservation,
+)
+from sluice.core.roster import Roster
 from sluice.core.sequence import Sequence
-
-Order = tuple[int, int, int]
 
 TTFT_NS_DEFAULT = 1_000_000_000  # lets requests without a target be ordered among those with one
 SLACK_NS_DEFAULT = 60_000_000_000  # slack of a sequence that has no due time
-WORK_WEIGHT = 1  # ns of later due time per ns of work: 0 is EDF, large is shortest first
-RESERVE_DIVISOR = 50  # 2 % of the pool is kept against lengths that were predicted too short
-PREEMPTIONS_MAX = 2  # after these a sequence is resident only with all it can ever need reserved
-PASSED_MAX = 64  # sequences that may go ahead of one that does not fit
+# Nanoseconds of later due time per nanosecond of work: at the least nearly earliest due time first,
+# at the most nearly shortest first.
+WORK_WEIGHT_MIN = 1.0
+WORK_WEIGHT_MAX = 50.0
+PRESSURE_FULL = 2.0  # backlog over slack at which the weight is at its most
 
 
 class Admission(Enum):
@@ -43,30 +51,27 @@ class Budget:
     admission: Admission
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """A sequence that does not fit yet, and in how many steps it is expected to."""
-
-    holding: Holding
-    steps: int
-
-
 class Policy(Protocol):
     """The choices in planning a step."""
 
-    def order(self, sequence: Sequence, roster: Roster) -> Order:
-        """Place among those that want prefill; smallest first, unique per sequence."""
+    def arrange(self, wanting: Seq[Sequence], roster: Roster, now_ns: int) -> list[Sequence]:
+        """Those that want prefill, in the order in which they get it.
+
+        Enters in each whether its first token will be ``late``; nothing else is changed.
+        """
 
     def budget(self, decodes: Seq[Sequence], load: Load, roster: Roster, now_ns: int) -> Budget:
         """What prefill may take beside these decode rows, whose load is ``load``."""
 
-    def fits(self, candidate: Sequence, roster: Roster, ahead: Reservation | None) -> bool:
+    def fits(
+        self, candidate: Sequence, roster: Roster, now_ns: int, ahead: Reservation | None
+    ) -> bool:
         """Whether a waiting sequence, its cached prefix attached, may become resident.
 
         ``ahead`` is the reservation of an earlier one that must not be delayed.
         """
 
-    def reserve(self, head: Sequence, roster: Roster) -> Reservation | None:
+    def reserve(self, head: Sequence, roster: Roster, now_ns: int) -> Reservation | None:
         """What to keep for a head that does not fit; ``None`` if nobody may go ahead of it."""
 
     def victim(self, candidates: Seq[Sequence], roster: Roster, now_ns: int) -> Sequence:
@@ -80,20 +85,24 @@ class FcfsPolicy:
     gives way.
     """
 
-    def order(self, sequence: Sequence, roster: Roster) -> Order:
-        return (0, 0, sequence.number)
+    def arrange(self, wanting: Seq[Sequence], roster: Roster, now_ns: int) -> list[Sequence]:
+        for sequence in wanting:
+            sequence.late = False  # whoever is late keeps its place like the others
+        return sorted(wanting, key=attrgetter("number"))
 
     def budget(self, decodes: Seq[Sequence], load: Load, roster: Roster, now_ns: int) -> Budget:
         tokens = max(1, roster.limits.chunk_tokens_max - load.tokens)
         return Budget(tokens, None, Admission.AS_COMPUTED)
 
-    def fits(self, candidate: Sequence, roster: Roster, ahead: Reservation | None) -> bool:
+    def fits(
+        self, candidate: Sequence, roster: Roster, now_ns: int, ahead: Reservation | None
+    ) -> bool:
         concerned = (candidate, *roster.residents)
         if any(sequence.preemptions >= PREEMPTIONS_MAX for sequence in concerned):
-            return _fits_at_peak(candidate, roster, None)
+            return _alone_or_at_peak(candidate, roster)
         return True
 
-    def reserve(self, head: Sequence, roster: Roster) -> Reservation | None:
+    def reserve(self, head: Sequence, roster: Roster, now_ns: int) -> Reservation | None:
         return None
 
     def victim(self, candidates: Seq[Sequence], roster: Roster, now_ns: int) -> Sequence:
@@ -115,114 +124,126 @@ class StaticPolicy(FcfsPolicy):
         first_ns = min((s.generation.submitted_ns for s in roster.waiting), default=0)
         return first_ns + roster.limits.static_wait_ns
 
-    def fits(self, candidate: Sequence, roster: Roster, ahead: Reservation | None) -> bool:
+    def fits(
+        self, candidate: Sequence, roster: Roster, now_ns: int, ahead: Reservation | None
+    ) -> bool:
         if len(roster.residents) >= roster.limits.static_sequences:
             return False
-        return _fits_at_peak(candidate, roster, None)
+        return _alone_or_at_peak(candidate, roster)
 
 
 class SloPolicy:
     """Serves by due time within tiers, in steps sized so that no resident's next token is late."""
 
-    def order(self, sequence: Sequence, roster: Roster) -> Order:
-        """(tier, due time + remaining work, arrival)."""
-        request = sequence.generation.request
-        due_ns = sequence.due_ns()
-        if due_ns is None:
-            due_ns = request.arrived_ns + TTFT_NS_DEFAULT
-        work_ns = int(sequence.pending * 1e9 / roster.cost.prefill_tokens_per_s)
-        return (request.tier, due_ns + WORK_WEIGHT * work_ns, sequence.number)
+    def arrange(self, wanting: Seq[Sequence], roster: Roster, now_ns: int) -> list[Sequence]:
+        """By (late, tier, ahead of its tenant's share, due time + h x remaining work, arrival).
+
+        Whoever cannot have its first token in time, even if it were next, comes after those who
+        can. With h at 1 that is nearly earliest due time first. For those on time it rises while
+        the backlog is more than the due times allow: some will be late then, and the shortest make
+        the most of the time. The late ones keep their turns.
+        """
+        token_ns = 1e9 / roster.cost.prefill_tokens_per_s
+        works_ns = [int(_tokens_to_compute(sequence, roster) * token_ns) for sequence in wanting]
+        for sequence, work_ns in zip(wanting, works_ns, strict=True):
+            sequence.late = sequence.late_after(now_ns + work_ns)
+        roster.settle_shares()
+        weight = _work_weight(zip(wanting, works_ns, strict=True), now_ns)
+        ahead = roster.shares.ahead
+
+        def place(pair: tuple[Sequence, int]) -> tuple[bool, int, bool, float, int]:
+            sequence, work_ns = pair
+            request = sequence.generation.request
+            due_ns = sequence.due_ns()
+            if due_ns is None:
+                due_ns = request.arrived_ns + TTFT_NS_DEFAULT
+            served_ns = due_ns + (WORK_WEIGHT_MIN if sequence.late else weight) * work_ns
+            over_share = ahead(request.tenant)
+            return (sequence.late, request.tier, over_share, served_ns, sequence.number)
+
+        return [s for s, _ in sorted(zip(wanting, works_ns, strict=True), key=place)]
 
     def budget(self, decodes: Seq[Sequence], load: Load, roster: Roster, now_ns: int) -> Budget:
-        """The time until the first due token bounds the step.
+        """The time until the first due token bounds the step, and one token's time of each row.
 
-        Otherwise ``step_ns_max`` does, or twice the decode rows' own time on a model so slow that
-        they alone come near it: prefill would starve for a bound that cannot be kept anyway.
-
-        A resident that cannot get back on time by its end, even in steps without prefill, no
+        What a row is ahead of its due times is kept for stalls: spent on one step it would be one
+        long gap. That may happen only to tenants that are ahead of their share, for the sake of the
+        others. A row that cannot get back on time by its end, even in steps without prefill, no
         longer counts: holding prefill back for it would only make others late as well.
         """
         limits, cost = roster.limits, roster.cost
         step_ns = int(limits.step_ns_max * cost.margin)  # a mean, not a worst case
         if decodes:
-            alone_ns = int(cost.step_ns(load) * cost.margin)
-            step_ns = max(step_ns, 2 * alone_ns)
+            least_ns = cost.step_ns(load)
             for sequence in decodes:
-                tpot_ns = sequence.generation.request.tpot_ns
+                tpot_ns = sequence.tpot_kept_ns(least_ns, now_ns)
                 due_ns = sequence.due_ns()
-                if tpot_ns is None or due_ns is None:
-                    continue
-                slack_ns = due_ns - now_ns
-                if alone_ns - slack_ns <= sequence.remaining * max(0, tpot_ns - alone_ns):
-                    step_ns = min(step_ns, slack_ns)
-            step_ns = max(step_ns, alone_ns)
+                if tpot_ns is not None and due_ns is not None:
+                    step_ns = min(step_ns, due_ns - now_ns)
+                    # Time per token is a mean as well; only the due time is to be kept surely.
+                    if not roster.shares.ahead(sequence.generation.request.tenant):
+                        step_ns = min(step_ns, int(tpot_ns * cost.margin))
+            step_ns = max(step_ns, int(least_ns * cost.margin))
         return Budget(limits.chunk_tokens_max, step_ns, Admission.AS_COMPUTED)
 
-    def fits(self, candidate: Sequence, roster: Roster, ahead: Reservation | None) -> bool:
-        return _fits_at_peak(candidate, roster, ahead)
-
-    def reserve(self, head: Sequence, roster: Roster) -> Reservation | None:
-        if head.passed >= PASSED_MAX:
-            return None
-        # When it will fit is an estimate: prompts are taken to be computed at once.
-        own, *held = (
-            holding(sequence, roster)._replace(prefilling=False)
-            for sequence in (head, *roster.residents)
+    def fits(
+        self, candidate: Sequence, roster: Roster, now_ns: int, ahead: Reservation | None
+    ) -> bool:
+        if not roster.residents:
+            return True  # alone it has the whole pool, which its output limit respects
+        if roster.recovering(candidate.generation.request.tier):
+            return False
+        held = holdings(candidate, roster)
+        return keeps_pace(candidate, held, roster, now_ns) and fits_at_peak(
+            candidate, held, roster, ahead
         )
-        ledger = roster.ledger
-        steps = steps_until_fit(held, own, ledger.shared, ledger.block_size, ledger.blocks_total)
-        return Reservation(own, steps)
+
+    def reserve(self, head: Sequence, roster: Roster, now_ns: int) -> Reservation | None:
+        """Nobody goes ahead of one for which there is no time: more rows would take more of it."""
+        if not keeps_pace(head, holdings(head, roster), roster, now_ns):
+            return None
+        return reservation(head, roster)
 
     def victim(self, candidates: Seq[Sequence], roster: Roster, now_ns: int) -> Sequence:
-        """Lowest tier, then most (blocks freed x slack) per token to recompute."""
+        """Lowest tier, late ones first, then most (blocks freed x slack) per token to recompute."""
 
-        def worth(sequence: Sequence) -> tuple[int, float, int]:
+        def worth(sequence: Sequence) -> tuple[int, bool, float, int]:
             due_ns = sequence.due_ns()
             slack_ns = SLACK_NS_DEFAULT if due_ns is None else max(1, due_ns - now_ns)
             freed = roster.ledger.private(sequence.table)
             gain = freed * slack_ns / max(1, sequence.computed)
-            return (sequence.generation.request.tier, gain, sequence.number)
+            return (sequence.generation.request.tier, sequence.late, gain, sequence.number)
 
         return max(candidates, key=worth)
 
 
-def holding(sequence: Sequence, roster: Roster) -> Holding:
-    """The sequence's blocks and predicted remaining length.
+def _tokens_to_compute(sequence: Sequence, roster: Roster) -> int:
+    """What is pending, without what a waiting one will find in the prefix cache."""
+    if sequence.table.blocks:
+        return sequence.pending
+    return len(sequence.tokens) - roster.ledger.cached_tokens(sequence.tokens)
 
-    A sequence that was preempted as often as it may be counts with all it can ever need.
+
+def _work_weight(works: Iterable[tuple[Sequence, int]], now_ns: int) -> float:
+    """h: by how much the backlog of those that can be on time exceeds what their due times allow.
+
+    In order of due times everyone is on time if, for each of them, the work up to and including
+    its own is no more than its slack.
     """
-    remaining = sequence.remaining
-    if sequence.preemptions < PREEMPTIONS_MAX and roster.limits.policy is BatchingPolicy.SLO:
-        remaining = roster.lengths.remaining(sequence.produced, remaining)
-    cells, blocks = len(sequence.tokens) - 1, len(sequence.table.blocks)
-    private = roster.ledger.private(sequence.table)
-    prefilling = sequence.state is not SequenceState.DECODE
-    return Holding(cells, remaining, private, blocks, prefilling)
+    dues = sorted(
+        (due_ns, work_ns)
+        for sequence, work_ns in works
+        if not sequence.late and (due_ns := sequence.due_ns()) is not None
+    )
+    backlogs = accumulate(work_ns for _, work_ns in dues)
+    slacks = (max(1, due_ns - now_ns) for due_ns, _ in dues)
+    pressure = max((b / slack for b, slack in zip(backlogs, slacks, strict=True)), default=0.0)
+    share = min(1.0, max(0.0, (pressure - 1.0) / (PRESSURE_FULL - 1.0)))
+    return WORK_WEIGHT_MIN + share * (WORK_WEIGHT_MAX - WORK_WEIGHT_MIN)
 
 
-def _fits_at_peak(candidate: Sequence, roster: Roster, ahead: Reservation | None) -> bool:
-    """Whether the pool holds the residents and the candidate at the worst moment to come.
-
-    With ``ahead``, the candidate must also be gone by the time the reserved sequence starts, or
-    leave room and a place for it (EASY backfill).
-    """
-    if not roster.residents:
-        return True  # alone it has the whole pool, which its output limit respects
-    ledger, limits = roster.ledger, roster.limits
-    size, shared = ledger.block_size, ledger.shared
-    concerned = [*roster.residents, candidate]
-    held = [holding(sequence, roster) for sequence in concerned]
-    certain = all(h.remaining == s.remaining for h, s in zip(held, concerned, strict=True))
-    reserve = 0 if certain else max(ledger.blocks_total // RESERVE_DIVISOR, len(held))
-    room = ledger.blocks_total - reserve
-    if peak_blocks(held, shared, size) > room:
-        return False
-    if ahead is None:
-        return True
-    chunks = -(-candidate.pending // limits.chunk_tokens_max)
-    if held[-1].remaining + chunks <= ahead.steps:
-        return True
-    if len(roster.residents) + 2 > limits.sequences_max:
-        return False
-    left = later(held, ahead.steps, size)
-    return peak_blocks([*left, ahead.holding], shared, size) <= room
+def _alone_or_at_peak(candidate: Sequence, roster: Roster) -> bool:
+    """Alone a sequence has the whole pool, which its output limit respects."""
+    return not roster.residents or fits_at_peak(
+        candidate, holdings(candidate, roster), roster, None
+    )

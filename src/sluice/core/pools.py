@@ -1,51 +1,84 @@
 """The pool of a model: its replicas, the requests that wait for one, and what it can promise.
 
-Owned and changed by ``core/fleet.py`` alone; the views are for everyone.
+Owned and changed by ``core/fleet.py`` and, in its service, ``core/door.py``, which judges whether a
+promise holds; the views are for everyone. The order of the waiting is ``core/queue.py``'s.
 """
 
-from bisect import insort
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import nsmallest
+from math import fsum
+from operator import attrgetter
+from random import Random
 
-from sluice.core.admission import (
-    NS_PER_S,
-    Refusal,
-    ServiceTimes,
-    never_runs,
-    remaining_ns,
-    tokens_max,
-)
-from sluice.core.events import Dispatch, ReplicaLimits
-from sluice.core.fleet_replica import Accepted, FleetReplica, ReplicaView
+from sluice.core.accepted import Accepted, Rank, Work
+from sluice.core.admission import NS_PER_S, Refusal
+from sluice.core.events import Dispatch, Ended, Reject, ReplicaLimits, ReplicaScore
+from sluice.core.fairness import FairShares
+from sluice.core.feasibility import Outlook, Sweep
+from sluice.core.fleet_replica import FleetReplica, ReplicaView
 from sluice.core.lifecycle import ReplicaState
-from sluice.core.request import Request
-from sluice.core.routing import block_chain, rank
+from sluice.core.margins import Margin
+from sluice.core.queue import Queue
+from sluice.core.request import TIER_DEFAULT, Request, Rung
+from sluice.core.returns import Returns
+from sluice.core.routing import block_chain, blocks_needed, rank
+from sluice.core.service import ServiceTimes
 
-# A predicted drain time serves for so long while nothing changes: in a flood of refusals it would
-# otherwise be computed from the whole queue for each of them.
-DRAIN_KNOWN_NS = NS_PER_S // 20
 # Time from start to ready that is told to clients before one was seen.
 LOAD_NS_UNKNOWN = 10 * NS_PER_S
+# The waiting are looked at again after so long, unless something else happens before.
+SWEEP_NS = NS_PER_S // 20
+# Departures that are predicted one by one; those after them follow at their mean distance.
+RELEASES_NEAR = 8
+# Departures against which the return of refused clients is held.
+DEPARTURES_AHEAD = 16
+# Lets requests without a first token target be ordered among those with one.
+TTFT_NS_DEFAULT = 1 * NS_PER_S
+_TOKENS_MAX = attrgetter("tokens_max")
+# A tenant counts as active, and tier 0 as in use, for so long after their last request.
+LATELY_NS = 10 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
     """One model and its replicas, as configured.
 
-    ``queue_places_max`` places may wait per ready replica beyond what it runs; none waits longer
-    than ``queue_wait_ns_max``.
+    ``queue_places_max`` places may wait per ready replica beyond what it runs, with at most
+    ``queue_tokens_max`` prompt tokens per ready replica and ``queue_bytes_max`` bytes in total
+    (``None`` for no such bound); none waits longer than ``queue_wait_ns_max``. Of tokens and bytes
+    the first to wait may have more.
+
+    ``smaller`` is the model that takes over where a ladder says so. ``utilisation`` is the share of
+    the pool's speed that is counted on where a wait is promised: higher accepts more and later.
+    ``headroom`` is the share of places kept free of tenants over their share while another one is
+    active, and of tiers above 0 while tier 0 is. ``aging_ns`` is the wait that lower tiers are not
+    to pass, ``None`` for strict order of tiers.
     """
 
     model: str
     replica_ids: tuple[str, ...]
     queue_places_max: int = 64
     queue_wait_ns_max: int = 60 * NS_PER_S
+    queue_tokens_max: int | None = None
+    queue_bytes_max: int | None = None
+    smaller: str | None = None
+    utilisation: float = 0.75
+    headroom: float = 0.1
+    aging_ns: int | None = 30 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """One model as metrics and operators see it. ``limits`` is ``None`` before one was ready."""
+    """One model as metrics and operators see it. ``limits`` is ``None`` before one was ready.
+
+    ``waiting_tokens`` are the prompt tokens of the waiting, ``waiting_bytes`` their bodies.
+    ``wait_ns`` is the wait predicted for a newcomer of the default tier. ``longest_wait_ns`` holds,
+    for each tier of which some wait, how long the first of them has waited. ``bookings`` refused
+    clients were told when to come back; ``returning`` is the share of them that do. ``margin`` is
+    the factor by which predicted waits are stretched.
+    """
 
     model: str
     waiting: int
@@ -54,67 +87,50 @@ class PoolView:
     places_max: int
     limits: ReplicaLimits | None
     replicas: tuple[ReplicaView, ...]
-
-
-class Queue:
-    """Requests that wait for a replica: strictest tier first, then in order of arrival."""
-
-    def __init__(self) -> None:
-        self.places = 0
-        self._waiting: list[Accepted] = []
-        self._due: list[tuple[int, int, Accepted]] = []
-        self._waits = 0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __iter__(self) -> Iterator[Accepted]:
-        return iter(self._waiting)
-
-    @property
-    def head(self) -> Accepted:
-        """The request that goes next. Raises ``IndexError`` where none waits."""
-        return self._waiting[0]
-
-    def add(self, accepted: Accepted) -> None:
-        """Let a request wait until its ``due_ns``."""
-        self._waits += 1
-        accepted.wait = self._waits
-        insort(self._waiting, accepted, key=lambda waiting: waiting.order)
-        self.places += accepted.request.choices
-        heappush(self._due, (accepted.due_ns, self._waits, accepted))
-
-    def remove(self, accepted: Accepted) -> None:
-        """Take a request out of the wait."""
-        accepted.wait = None
-        self._waiting.remove(accepted)
-        self.places -= accepted.request.choices
-        # Times of waits that are over stay in the heap; they go when they are most of it.
-        if len(self._due) > 2 * len(self._waiting) + 16:
-            self._due = [due for due in self._due if due[2].wait == due[1]]
-            heapify(self._due)
-
-    def next_due_ns(self) -> int | None:
-        """When the next wait runs out."""
-        while self._due and self._due[0][2].wait != self._due[0][1]:
-            heappop(self._due)
-        return self._due[0][0] if self._due else None
-
-    def overdue(self, now_ns: int) -> list[Accepted]:
-        """The requests whose wait has run out, in queue order."""
-        return [accepted for accepted in self._waiting if accepted.due_ns <= now_ns]
+    waiting_tokens: int = 0
+    waiting_bytes: int = 0
+    waiting_tokens_max: int | None = None
+    waiting_bytes_max: int | None = None
+    wait_ns: int = 0
+    longest_wait_ns: tuple[tuple[int, int], ...] = ()
+    bookings: int = 0
+    returning: float = 1.0
+    margin: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """All replicas of one model, and the requests that wait for one."""
+    """All replicas of one model, and the requests that wait for one.
+
+    ``wait_margin`` is about predictions made when a wait began, ``start_margin`` about those made
+    at dispatch. ``smaller`` is the pool of the smaller model. It is ``stuck`` while nothing has
+    happened since the next of the waiting fitted nowhere.
+    """
 
     limits: PoolLimits
     replicas: tuple[FleetReplica, ...]
+    smaller: "Pool | None" = None
     queue: Queue = field(default_factory=Queue)
     service: ServiceTimes = field(default_factory=ServiceTimes)
+    returns: Returns = field(default_factory=Returns)
+    wait_margin: Margin = field(default_factory=Margin)
+    start_margin: Margin = field(default_factory=Margin)
     load_ns: int = LOAD_NS_UNKNOWN
-    _drain: tuple[int, int] | None = None  # when it was predicted, and what
+    stuck: bool = False
+    _by_id: dict[str, FleetReplica] = field(init=False)
+    _shares: FairShares = field(default_factory=FairShares)
+    _leaving: deque[tuple[int, str]] = field(default_factory=deque)
+    _strict_until_ns: int = 0
+    _swept_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self._by_id = {replica.id: replica for replica in self.replicas}
+
+    # ------------------------------------------------------------------------------------- facts
+
+    def replica(self, replica_id: str) -> FleetReplica:
+        """The replica of this name."""
+        return self._by_id[replica_id]
 
     def ready(self) -> list[FleetReplica]:
         """The replicas that serve."""
@@ -134,10 +150,141 @@ class Pool:
         waiting_max = self.limits.queue_places_max
         return sum(r.limits.sequences_max + waiting_max for r in self.ready() if r.limits)
 
+    def seats(self) -> int:
+        """Sequences that the ready replicas are known to run at a time."""
+        return sum(replica.seats for replica in self.ready())
+
+    def tokens_max(self) -> int | None:
+        """The bound on prompt tokens that wait."""
+        per_replica = self.limits.queue_tokens_max
+        return None if per_replica is None else per_replica * len(self.ready())
+
     def widest(self) -> ReplicaLimits | None:
         """Limits of the replica that takes the longest request; ``None`` before one was ready."""
-        known = [replica.limits for replica in self.replicas if replica.limits is not None]
-        return max(known, key=tokens_max, default=None)
+        widest = max(self.replicas, key=_TOKENS_MAX)
+        return widest.limits
+
+    def cached(self, chain: tuple[int, ...]) -> dict[str, int]:
+        """Tokens of a prompt that replicas probably have in their prefix caches, where any."""
+        if not chain:
+            return {}
+        first = chain[0]
+        return {r.id: r.cached_tokens(chain) for r in self.replicas if first in r.prefixes}
+
+    def work(self, request: Request, cached: Mapping[str, int]) -> Work:
+        """What the request is predicted to take."""
+        limits = self.widest()
+        block_size = 1 if limits is None else limits.block_size
+        output_tokens = min(request.output_tokens_max, self.service.mean_output_tokens)
+        return Work(
+            places=request.choices,
+            prefill_tokens=max(1, len(request.prompt) - max(cached.values(), default=0)),
+            output_tokens=output_tokens,
+            blocks=blocks_needed(request, output_tokens, block_size),
+        )
+
+    def usual_work(self, like: Accepted) -> Work:
+        """What a request of the usual size takes, in the tier of another one."""
+        prefill_tokens, work = self.service.mean_prefill_tokens, like.work
+        return work._replace(places=1, prefill_tokens=prefill_tokens or work.prefill_tokens)
+
+    # ---------------------------------------------------------------------------------- arrivals
+
+    def came(self, request: Request, now_ns: int) -> None:
+        """A request asks for this model: its tier is in use."""
+        if request.tier == 0:
+            self._strict_until_ns = now_ns + LATELY_NS
+        self._let_leave(now_ns)
+
+    def accept(self, request: Request, number: int, now_ns: int) -> Accepted:
+        """The request as it would be counted."""
+        limits = self.widest()
+        chain = () if limits is None else block_chain(request.prompt, limits.block_size)
+        cached = self.cached(chain)
+        work = self.work(request, cached)
+        due_ns = request.ttft_due_ns
+        if due_ns is None:
+            order_ns = request.arrived_ns + TTFT_NS_DEFAULT
+        else:
+            order_ns = due_ns + self.service.prefill_ns(work.prefill_tokens, None)
+        return Accepted(
+            request=request,
+            model=self.limits.model,
+            number=number,
+            order=(request.tier, 1, order_ns, number),
+            work=work,
+            chain=chain,
+            cached=cached,
+            accepted_ns=now_ns,
+            ttft_due_ns=due_ns,
+        )
+
+    def enter(self, accepted: Accepted) -> None:
+        """Count an accepted request as one of its tenant's."""
+        self.service.asked(accepted.request)
+        self._shares.enter(accepted.request.tenant, accepted.request.weight)
+
+    def leave(self, accepted: Accepted, now_ns: int) -> None:
+        """An accepted request is over: all it holds is free; its tenant counts as active yet."""
+        if accepted.replica_id is not None:
+            self.replica(accepted.replica_id).leave(accepted)
+        elif accepted.wait is not None:
+            self.queue.remove(accepted)
+        self._leaving.append((now_ns + LATELY_NS, accepted.request.tenant))
+        self._let_leave(now_ns)
+
+    def _let_leave(self, now_ns: int) -> None:
+        while self._leaving and self._leaving[0][0] <= now_ns:
+            self._shares.leave(self._leaving.popleft()[1])
+
+    def enqueue(self, accepted: Accepted, now_ns: int) -> None:
+        """Let a request wait, until the bound on waits, its class's bound or its own deadline."""
+        bounds_ns = (
+            now_ns + self.limits.queue_wait_ns_max,
+            accepted.request.queue_due_ns,
+            accepted.request.deadline_ns,
+        )
+        accepted.due_ns = min(bound_ns for bound_ns in bounds_ns if bound_ns is not None)
+        self.queue.add(accepted)
+
+    def no_room(self, accepted: Accepted, now_ns: int) -> Refusal | None:
+        """Why the queue cannot take one more, ``None`` if it can."""
+        request, queue = accepted.request, self.queue
+        places, places_max = self.places() + request.choices, self.places_max()
+        if places <= places_max and len(self.returns):
+            places += self._promised_places(accepted, now_ns)
+        if places > places_max:
+            wait_ns = self.departure_ns(places - places_max, now_ns)
+            return Refusal(429, "queue_full", places, places_max, wait_ns)
+        if not queue:
+            return None
+        tokens, most = queue.tokens + len(request.prompt), self.tokens_max()
+        if most is not None and tokens > most:
+            return Refusal(429, "queue_tokens", tokens, most, self.departure_ns(1, now_ns))
+        held, most = queue.bytes + request.body_bytes, self.limits.queue_bytes_max
+        if most is not None and held > most:
+            return Refusal(429, "queue_bytes", held, most, self.departure_ns(1, now_ns))
+        return None
+
+    def refusal_before(self, least: Request, now_ns: int) -> Refusal | None:
+        """Why a request is refused whatever its prompt is: nothing is free to run or to wait in."""
+        takes_over = self.smaller is not None and Rung.SMALLER in least.overload
+        if takes_over or any(replica.places < replica.seats for replica in self.ready()):
+            return None
+        places, places_max = self.places() + least.choices, self.places_max()
+        if Rung.QUEUE not in least.overload:
+            places, places_max = places - self.queue.places, self.seats()
+        if not least.likeness or places <= places_max:
+            return None  # a client that comes back could not be recognised, or there is room
+        self.returns.claimed(least, now_ns)
+        wait_ns = self.departure_ns(places - places_max, now_ns)
+        return Refusal(429, "queue_full", places, places_max, wait_ns)
+
+    def not_ready(self, now_ns: int) -> Refusal:
+        """The refusal of what no replica serves; asking again is in vain where all failed."""
+        if all(replica.state is ReplicaState.FAILED for replica in self.replicas):
+            return Refusal(503, "load_failed", 0, 1)
+        return Refusal(503, "not_ready", 0, 1, self.ready_in_ns(now_ns))
 
     def ready_in_ns(self, now_ns: int) -> int:
         """Predicted time until a replica is ready."""
@@ -149,66 +296,217 @@ class Pool:
                 waits.append(replica.started_ns + self.load_ns - now_ns)
         return max(NS_PER_S, min(waits[1:] or waits))
 
-    def enqueue(self, accepted: Accepted, now_ns: int) -> None:
-        """Let a request wait, until the bound on waits or its own deadline."""
-        accepted.due_ns = now_ns + self.limits.queue_wait_ns_max
-        if accepted.request.deadline_ns is not None:
-            accepted.due_ns = min(accepted.due_ns, accepted.request.deadline_ns)
-        self.queue.add(accepted)
-        self.changed()
+    # --------------------------------------------------------------------------------- promises
 
-    def refusal(self, request: Request, now_ns: int) -> Refusal | None:
-        """Why the request cannot be accepted, ``None`` if it can."""
-        limits = self.widest()
-        if limits is not None and (never := never_runs(request, limits)) is not None:
-            return never
-        return self._no_room(request.choices, now_ns)
+    def in_order(self) -> Sequence[Accepted]:
+        """The waiting as they go."""
+        return self.queue.in_order(self._shares)
 
-    def refusal_before(self, choices: int, now_ns: int) -> Refusal | None:
-        """Why a request is refused whatever its prompt is; ``None`` where that depends on it."""
-        limits = self.widest()
-        if limits is not None and choices > limits.sequences_max:
-            return None  # it can never run, which is another refusal
-        return self._no_room(choices, now_ns)
+    def order_with(self, accepted: Accepted) -> list[Accepted]:
+        """The waiting as they go, and a newcomer among them."""
+        order, key = list(self.in_order()), self._service_order(accepted)
+        place = next((n for n, other in enumerate(order) if self._service_order(other) > key), None)
+        order.insert(len(order) if place is None else place, accepted)
+        return order
 
-    def _no_room(self, choices: int, now_ns: int) -> Refusal | None:
-        if not self.ready():
-            return self.not_ready(now_ns)
-        places, places_max = self.places() + choices, self.places_max()
-        if places > places_max:
-            return Refusal(429, "queue_full", places, places_max, self.drain_ns(now_ns))
-        return None
+    def goes_first(self, accepted: Accepted) -> bool:
+        """Whether a newcomer goes ahead of all who wait."""
+        return self._service_order(accepted) < self._service_order(self.in_order()[0])
 
-    def not_ready(self, now_ns: int) -> Refusal:
-        """The refusal of what no replica serves; asking again is in vain where all failed."""
-        if all(replica.state is ReplicaState.FAILED for replica in self.replicas):
-            return Refusal(503, "load_failed", 0, 1)
-        return Refusal(503, "not_ready", 0, 1, self.ready_in_ns(now_ns))
+    def rank(self, accepted: Accepted) -> Rank:
+        """The class that says who gives way: the larger one does."""
+        return (accepted.order[0], self._shares.ahead(accepted.request.tenant))
+
+    def _service_order(self, accepted: Accepted) -> tuple[Rank, tuple[int, ...]]:
+        return (self.rank(accepted), accepted.order[1:])
+
+    def promised(self, accepted: Accepted, now_ns: int) -> float:
+        """The factor on predicted waits that makes a promise; a client that came back had one."""
+        if not accepted.order[1]:
+            return 1.0
+        quantile = accepted.request.quantile
+        return self.wait_margin.factor(quantile, now_ns) / self.limits.utilisation
+
+    def restricted(self, accepted: Accepted, now_ns: int) -> bool:
+        """Whether the kept places are not for this request."""
+        if accepted.order[0] > 0 and now_ns < self._strict_until_ns:
+            return True
+        return self._shares.ahead(accepted.request.tenant)
+
+    def kept_places(self) -> int:
+        """Places that restricted requests leave free; less than half of what there is."""
+        seats = self.seats()
+        return min((seats - 1) // 2, round(self.limits.headroom * seats))
+
+    def standing(self, accepted: Accepted, now_ns: int) -> tuple[ReplicaScore, ...]:
+        """The replicas that can start the request at once, best first.
+
+        A restricted one leaves the kept places free, and starts only where no prompt is being
+        computed: the next prompt of the others has at most one of the restricted before it.
+        """
+        request = accepted.request
+        restricted = self.restricted(accepted, now_ns)
+        if restricted:
+            free = sum(replica.seats - replica.places for replica in self.ready())
+            if free < request.choices + self.kept_places():
+                return ()
+        candidates = []
+        for replica in self.replicas:
+            if replica.takes(request) and not (restricted and replica.prefilling):
+                candidate = replica.candidate(accepted, now_ns)
+                if candidate is not None:
+                    candidates.append(candidate)
+        return rank(len(request.prompt), candidates) if candidates else ()
+
+    def forecast(
+        self,
+        order: Sequence[Accepted],
+        now_ns: int,
+        *,
+        newcomer: Accepted | None = None,
+        expected: int = 0,
+    ) -> list[Outlook]:
+        """What becomes of the waiting, in this order, without margins.
+
+        ``expected`` clients were told to come back soon and go ahead of ``newcomer``.
+        """
+        sweep = Sweep([r.track(self.rank, self.service, now_ns) for r in self.ready()])
+        kept = self.kept_places()
+        outlooks = []
+        for accepted in order:
+            if kept and self.restricted(accepted, now_ns):
+                sweep.keep(kept)
+                kept = 0
+            if accepted is newcomer:
+                for _ in range(expected):
+                    sweep.place(self.usual_work(accepted), self.rank(accepted))
+            outlooks.append(sweep.place(accepted.work, self.rank(accepted)))
+        return outlooks
+
+    def missed(self, accepted: Accepted, outlook: Outlook, now_ns: int) -> None:
+        """A promise is taken back: learn from what is predicted now."""
+        if accepted.predicted_first_ns is not None:
+            total_ns = outlook.first_ns - accepted.accepted_ns
+            self.wait_margin.observe(accepted.predicted_first_ns, total_ns, now_ns)
+
+    # --------------------------------------------------------------------------------- decisions
+
+    def next_up(self, now_ns: int) -> Accepted:
+        """The request that goes next, with what is cached of it now."""
+        accepted = self.queue.head(self._shares, now_ns, self.gap_ns(), self.limits.aging_ns)
+        accepted.cached = self.cached(accepted.chain)
+        return accepted
+
+    def start(self, accepted: Accepted, scores: tuple[ReplicaScore, ...], now_ns: int) -> Dispatch:
+        """Give a request that does not wait to the best of these replicas."""
+        replica = self.replica(scores[0].replica_id)
+        replica.board(accepted, now_ns)
+        self._shares.charge(accepted.request.tenant, accepted.prefill_tokens)
+        waited = accepted.predicted_wait_ns
+        return Dispatch(accepted.request.id, replica.id, accepted.attempts, scores, waited)
+
+    def progress(self, accepted: Accepted, tokens: int, now_ns: int) -> None:
+        """Tokens of a request on board reached its client."""
+        assert accepted.replica_id is not None
+        if not accepted.tokens:
+            if accepted.start_first_ns is not None:
+                actual_ns = now_ns - accepted.dispatched_ns
+                self.start_margin.observe(accepted.start_first_ns, actual_ns, now_ns)
+            if accepted.predicted_first_ns is not None and accepted.attempts == 1:
+                actual_ns = now_ns - accepted.accepted_ns
+                self.wait_margin.observe(accepted.predicted_first_ns, actual_ns, now_ns)
+            self.replica(accepted.replica_id).prefilled(accepted, now_ns)
+            self.stuck = False
+        accepted.tokens += tokens
+        self._shares.charge(accepted.request.tenant, tokens)
+
+    def completed(self, accepted: Accepted, ended: Ended) -> None:
+        """A request ran to its end."""
+        self.service.completed(ended, accepted.request)
 
     def overdue(self, accepted: Accepted, now_ns: int) -> Refusal:
         """The refusal of what waited too long."""
-        arrived_ns = accepted.request.arrived_ns
-        waited_s = (now_ns - arrived_ns) / NS_PER_S
-        limit_s = (accepted.due_ns - arrived_ns) / NS_PER_S
-        return Refusal(429, "queue_deadline", waited_s, limit_s, self.drain_ns(now_ns))
+        waited_s = (now_ns - accepted.request.arrived_ns) / NS_PER_S
+        limit_s = (accepted.due_ns - accepted.request.arrived_ns) / NS_PER_S
+        return Refusal(429, "queue_deadline", waited_s, limit_s, self.departure_ns(1, now_ns))
 
-    def place_head(self, now_ns: int) -> Dispatch | None:
-        """Give the request that goes next to the best replica; ``None`` where it fits on none."""
-        accepted = self.queue.head
-        request = accepted.request
-        able = {replica.id: replica for replica in self.replicas if replica.takes(request)}
-        if not able:
-            return None
-        limits = self.widest()
-        if accepted.chain is None and limits is not None and len(self.replicas) > 1:
-            accepted.chain = block_chain(request.prompt, limits.block_size)
-        candidates = [replica.candidate(accepted, now_ns) for replica in able.values()]
-        output_tokens = self.service.predict_output_tokens(request.output_tokens_max)
-        scores = rank(request, output_tokens, candidates)
-        self.queue.remove(accepted)
-        chosen = able[scores[0].replica_id]
-        chosen.board(accepted, output_tokens, now_ns)
-        return Dispatch(request.id, chosen.id, accepted.attempts, scores)
+    def sweep_is_due(self, now_ns: int) -> bool:
+        """Whether the waiting are to be looked at again; then it is noted that they were."""
+        if not self.queue.timed or 0 <= now_ns - self._swept_ns < SWEEP_NS or not self.ready():
+            return False
+        self._swept_ns = now_ns
+        return True
+
+    def next_sweep_ns(self) -> int | None:
+        """When the waiting are to be looked at again."""
+        return self._swept_ns + SWEEP_NS if self.queue.timed and self.ready() else None
+
+    # ------------------------------------------------------------------------- when to come back
+
+    def refuse(self, request: Request, refusal: Refusal, now_ns: int, chance: Random) -> Reject:
+        """The refusal as it is told; one for want of room or time books a place in the future.
+
+        Told times leave as much of the pool to newcomers as promises do.
+        """
+        spacing_ns = round(self.gap_ns() * request.choices / self.limits.utilisation)
+        rank = (request.tier, self._shares.ahead(request.tenant))
+        return self.returns.told(request, refusal, now_ns, chance, rank=rank, spacing_ns=spacing_ns)
+
+    def expected(self, accepted: Accepted, now_ns: int) -> int:
+        """Clients that are expected back before this request must have started."""
+        due_ns, deadline_ns = accepted.ttft_due_ns, accepted.request.deadline_ns
+        until_ns = due_ns if due_ns is not None else deadline_ns
+        return 0 if until_ns is None else self._due_back(accepted, until_ns, now_ns)
+
+    def _due_back(self, accepted: Accepted, until_ns: int, now_ns: int) -> int:
+        """Clients told to come by then, whose places are not for newcomers."""
+        if not accepted.order[1] or not len(self.returns):
+            return 0
+        return self.returns.expected(self.rank(accepted), until_ns, now_ns)
+
+    def _promised_places(self, accepted: Accepted, now_ns: int) -> int:
+        """Free places that are needed for clients who come back before others become free."""
+        departures_ns = self._departures_ns(min(self.seats(), DEPARTURES_AHEAD), now_ns)
+        return max(
+            self._due_back(accepted, now_ns + departure_ns - 1, now_ns) - free_by_then
+            for free_by_then, departure_ns in enumerate(departures_ns)
+        )
+
+    def gap_ns(self) -> int:
+        """Predicted time between two departures while all places are in use."""
+        ready = self.ready()
+        if not ready:
+            return NS_PER_S
+        reports = [replica.report for replica in ready]
+        service, tokens = self.service, self.service.mean_prefill_tokens
+        rate = fsum(replica.seats / service.mean_ns(replica.report) for replica in ready)
+        prefill_ns = max(service.prefill_ns(tokens, report) for report in reports)
+        return max(1, round(1.0 / rate), prefill_ns // len(ready))
+
+    def departure_ns(self, count: int, now_ns: int) -> int:
+        """Predicted time until so many of the requests on board have ended."""
+        return self._departures_ns(count, now_ns)[-1]
+
+    def _departures_ns(self, count: int, now_ns: int) -> list[int]:
+        """Predicted times until the first, the second … and so many have ended."""
+        soon, service, gap_ns = min(count, RELEASES_NEAR), self.service, self.gap_ns()
+        near = (at for r in self.ready() for at in r.predicted_releases(service, now_ns)[:soon])
+        times = [max(1, release.at_ns - now_ns) for release in nsmallest(soon, near)]
+        last_ns = times[-1] if times else 0
+        return [*times, *(last_ns + n * gap_ns for n in range(1, count - len(times) + 1))]
+
+    # -------------------------------------------------------------------------------------- view
+
+    def wait_ns(self, now_ns: int) -> int:
+        """Predicted wait of a newcomer of the default tier and the usual size."""
+        if not self.ready():
+            return self.ready_in_ns(now_ns)
+        if not self.queue and any(r.places < r.seats for r in self.ready()):
+            return 0
+        usual = self.accept(Request("", now_ns, (0,), 1, tier=TIER_DEFAULT), 0, now_ns)
+        usual.work = self.usual_work(usual)
+        order = self.order_with(usual)
+        return self.forecast(order, now_ns)[order.index(usual)].start_ns - now_ns
 
     def view(self, now_ns: int) -> PoolView:
         """What others may know of it."""
@@ -220,34 +518,13 @@ class Pool:
             places_max=self.places_max(),
             limits=self.widest(),
             replicas=tuple(replica.view(now_ns) for replica in self.replicas),
+            waiting_tokens=self.queue.tokens,
+            waiting_bytes=self.queue.bytes,
+            waiting_tokens_max=self.tokens_max(),
+            waiting_bytes_max=self.limits.queue_bytes_max,
+            wait_ns=self.wait_ns(now_ns),
+            longest_wait_ns=self.queue.longest_wait_ns(now_ns),
+            bookings=len(self.returns),
+            returning=self.returns.share,
+            margin=self.wait_margin.factor(0.95, now_ns),
         )
-
-    def changed(self) -> None:
-        """The accepted requests or what is learned of them changed."""
-        self._drain = None
-
-    def drain_ns(self, now_ns: int) -> int:
-        """Predicted time until all accepted requests are done."""
-        if self._drain is None or now_ns - self._drain[0] > DRAIN_KNOWN_NS:
-            work_ns = sum(self._work_ns(waiting, 0) for waiting in self.queue)
-            for replica in self.replicas:
-                for running in replica.on_board.values():
-                    work_ns += self._work_ns(running, now_ns - running.dispatched_ns)
-            self._drain = (now_ns, work_ns // max(1, self._slots()))
-        return self._drain[1]
-
-    def _work_ns(self, accepted: Accepted, run_ns: int) -> int:
-        request = accepted.request
-        predicted_ns = self.service.predict_ns(len(request.prompt), request.output_tokens_max)
-        return request.choices * remaining_ns(predicted_ns, run_ns)
-
-    def _slots(self) -> int:
-        """Sequences that run at a time: a replica in which some wait is full at what it runs."""
-        total = 0
-        for replica in self.ready():
-            report = replica.report
-            if report is not None and report.waiting > 0 and report.running > 0:
-                total += report.running
-            elif replica.limits is not None:
-                total += replica.limits.sequences_max
-        return total

@@ -15,7 +15,7 @@ from typing import assert_never
 from sluice.core.admission import never_runs
 from sluice.core.batch import Batch, Stretch
 from sluice.core.batching import Batching
-from sluice.core.costmodel import CostModel
+from sluice.core.costmodel import RATIO_MAX, CostModel
 from sluice.core.errors import InternalError
 from sluice.core.events import (
     Cancelled,
@@ -39,6 +39,8 @@ from sluice.core.sequence import Generation, Sequence, generation_of
 from sluice.core.step import Plan
 
 Effects = list[ReplicaEffect]
+
+STEPS_KEPT = 8  # memory of the mean duration of a step
 
 
 class Replica:
@@ -117,7 +119,8 @@ class Replica:
         if self._running is None or not 0 < steps <= self.horizon():
             raise InternalError(f"a stretch of {steps} steps is beyond the horizon")
         self._steps += steps - 1
-        self._step_ns = stretch.durations_ns[-1]
+        for duration_ns in stretch.durations_ns:
+            self._step_took(duration_ns, self._running[0].predicted_ns)
         return self._run(self._batching.skip(self._running[1], stretch))
 
     # ------------------------------------------------------------------------------- submission
@@ -135,7 +138,7 @@ class Replica:
         self._sequences_seen += request.choices
         self._expiries.add(request)
         for sequence in generation.sequences:
-            self._batching.submit(sequence)
+            self.roster.enter(sequence)
 
     def _refusal(self, request: Request) -> str:
         """Why the request cannot be served here, empty if it can. The fleet checks this first."""
@@ -156,6 +159,14 @@ class Replica:
         self._running = (plan, batch)
         return RunStep(plan)
 
+    def _step_took(self, duration_ns: int, predicted_ns: int) -> None:
+        """Enter a step into their running mean; a stalled machine's counts with a bound."""
+        usual_ns = self._step_ns or predicted_ns
+        duration_ns = min(duration_ns, int(RATIO_MAX * usual_ns))
+        if self._step_ns:
+            duration_ns = self._step_ns + (duration_ns - self._step_ns) // STEPS_KEPT
+        self._step_ns = duration_ns
+
     def _finished_step(self, step: int) -> tuple[Plan, Batch]:
         running = self._running
         if running is None or running[0].step != step:
@@ -168,7 +179,7 @@ class Replica:
         if [sampled.sequence for sampled in event.sampled] != expected:
             raise InternalError(f"step {event.step} was answered with tokens of other sequences")
         self._running = None
-        self._step_ns = event.duration_ns
+        self._step_took(event.duration_ns, plan.predicted_ns)
         self.cost.observe(batch.load, event.duration_ns)
         emitted, complete = batch.credit(event.sampled, self.roster.ledger, now_ns)
         if emitted:
@@ -196,9 +207,10 @@ class Replica:
     ) -> None:
         """One choice is complete; the request too if it was the last."""
         self.roster.end(sequence)
-        self.roster.lengths.observe(sequence.produced)
-        effects.append(SequenceEnded(sequence.id, reason))
         generation = sequence.generation
+        cut = reason is EndReason.LENGTH
+        self.roster.lengths.observe(sequence.produced, generation.request.slo_class, cut=cut)
+        effects.append(SequenceEnded(sequence.id, reason))
         generation.reasons[sequence.id.choice] = reason
         if len(generation.reasons) == generation.request.choices:
             cut = EndReason.LENGTH in generation.reasons.values()

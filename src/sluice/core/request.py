@@ -71,7 +71,8 @@ class Request:
     ``overload`` is what may become of it when it cannot start at once, in order; ``SHORTEN``
     limits its output to ``shorten_tokens``. ``degraded`` holds the rungs that were taken already.
     ``weight`` is its tenant's share against the other tenants'. ``body_bytes`` is the memory that
-    it holds while it waits.
+    it holds while it waits. ``likeness`` is equal for requests that ask for the same and known
+    before they are tokenised, 0 where nobody computed it.
     """
 
     id: str
@@ -92,6 +93,7 @@ class Request:
     shorten_tokens: int | None = None
     degraded: tuple[Rung, ...] = ()
     body_bytes: int = 0
+    likeness: int = 0
 
 
 @dataclass(frozen=True, slots=True)

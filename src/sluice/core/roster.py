@@ -5,16 +5,21 @@ State shared by the planning of a step (``core/batching.py``) and the policies i
 """
 
 from bisect import insort
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
 from sluice.core.costmodel import CostModel
 from sluice.core.events import ReplicaLimits
+from sluice.core.fairness import FairShares
 from sluice.core.kv import BlockLedger
 from sluice.core.lengths import OutputLengths
 from sluice.core.lifecycle import SequenceState
 from sluice.core.sequence import Sequence
+
+QUANTUM_TOKENS = 1_024  # a tenant so far ahead of another on this replica goes after it
+RECOVERED_SHARE = 0.1  # of the pool is free before others of its tier join after a preemption
 
 
 class BatchingPolicy(StrEnum):
@@ -29,8 +34,12 @@ class BatchingPolicy(StrEnum):
 class BatchingLimits:
     """What one replica may hold and how it batches.
 
-    ``static_sequences`` and ``static_wait_ns`` are for the static policy: a batch starts when so
-    many wait, or the first of them has waited so long.
+    ``prefill_share``, above 0 and below 1, is the share of a step's time that prompts get where
+    streams would leave them less: more of it starts answers sooner and makes all streams slower.
+    ``kv_headroom`` is the share of the pool that is kept against outputs longer than predicted:
+    more of it avoids preemptions and holds fewer sequences. ``static_sequences`` and
+    ``static_wait_ns`` are for the static policy: a batch starts when so many wait, or the first of
+    them has waited so long.
     """
 
     context_tokens_max: int
@@ -43,6 +52,8 @@ class BatchingLimits:
     static_sequences: int = 8
     static_wait_ns: int = 500_000_000
     prefix_cache: bool = True
+    prefill_share: float = 0.2
+    kv_headroom: float = 0.02
 
     @property
     def replica(self) -> ReplicaLimits:
@@ -53,9 +64,10 @@ class BatchingLimits:
 
 
 class Roster:
-    """The waiting, in the policy's order, and the residents, in the order of their admission.
+    """The waiting, in the order of arrival, and the residents, in the order of their admission.
 
     ``version`` changes whenever either list does: what did not fit can fit only after that.
+    ``shares`` counts what tenants got of prefill and output, up to the last ``settle_shares``.
     """
 
     def __init__(self, limits: BatchingLimits, cost: CostModel) -> None:
@@ -65,14 +77,22 @@ class Roster:
             limits.blocks_total, limits.block_size, prefix_cache=limits.prefix_cache
         )
         self.lengths = OutputLengths()
+        self.shares = FairShares(quantum_tokens=QUANTUM_TOKENS)
         self.waiting: list[Sequence] = []
         self.residents: list[Sequence] = []
         self.version = 0
         self.preemptions = 0
+        self._tenants: Counter[str] = Counter()
+        self._preempted_tier: int | None = None
 
-    def wait(self, sequence: Sequence) -> None:
-        """Queue a sequence at the place its ``order`` gives it."""
-        insort(self.waiting, sequence, key=attrgetter("order"))
+    def enter(self, sequence: Sequence) -> None:
+        """Queue a sequence that has arrived."""
+        request = sequence.generation.request
+        if request.tenant not in self._tenants:
+            self._settle()  # a tenant starts where the least served one is
+        self._tenants[request.tenant] += 1
+        self.shares.enter(request.tenant, request.weight)
+        self.waiting.append(sequence)
         self.version += 1
 
     def admit(self, sequence: Sequence) -> None:
@@ -80,15 +100,21 @@ class Roster:
         sequence.move(SequenceState.PREFILL)
         self.waiting.remove(sequence)
         self.residents.append(sequence)
+        sequence.charged = max(sequence.charged, sequence.computed)  # the cache's part is free
         self.version += 1
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take a resident's blocks away. The caller queues it again."""
+        """Take a resident's blocks away; it waits again."""
         sequence.move(SequenceState.PREEMPTED)
+        self._charge(sequence)
         self.residents.remove(sequence)
         self.ledger.release(sequence.table)
         sequence.computed = 0
         sequence.preemptions += 1
+        insort(self.waiting, sequence, key=attrgetter("number"))
+        tier = sequence.generation.request.tier
+        lowest = self._preempted_tier
+        self._preempted_tier = tier if lowest is None else min(tier, lowest)
         self.preemptions += 1
         self.lengths.missed()
         self.version += 1
@@ -97,6 +123,45 @@ class Roster:
         """Remove a sequence for good, wherever it is."""
         resident = sequence.state in (SequenceState.PREFILL, SequenceState.DECODE)
         sequence.move(SequenceState.ENDED)
+        self._charge(sequence)
+        self._leave(sequence.generation.request.tenant)
         (self.residents if resident else self.waiting).remove(sequence)
         self.ledger.release(sequence.table)
         self.version += 1
+
+    def recovering(self, tier: int) -> bool:
+        """Whether sequences of this tier stay out after a preemption, until enough is free again.
+
+        Only tiers stricter than all that were preempted may join before.
+        """
+        if self._preempted_tier is None:
+            return False
+        if self.ledger.available >= RECOVERED_SHARE * self.ledger.blocks_total:
+            self._preempted_tier = None
+            return False
+        return tier >= self._preempted_tier
+
+    def settle_shares(self) -> None:
+        """Charge the tenants of all residents for what was computed since the last time.
+
+        One that is alone is ahead of nobody; its charge can wait.
+        """
+        if len(self._tenants) > 1:
+            self._settle()
+
+    def _settle(self) -> None:
+        for sequence in self.residents:
+            self._charge(sequence)
+
+    def _leave(self, tenant: str) -> None:
+        self.shares.leave(tenant)
+        self._tenants[tenant] -= 1
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]
+
+    def _charge(self, sequence: Sequence) -> None:
+        """Charge for positions that were computed for the first time, not from the cache."""
+        tokens = sequence.computed - sequence.charged
+        if tokens > 0:
+            self.shares.charge(sequence.generation.request.tenant, tokens)
+            sequence.charged = sequence.computed

@@ -6,10 +6,13 @@ except a ``PrefixMemory``, by its own ``add``.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from sluice.core.events import ReplicaLimits, ReplicaScore
+from sluice.core.events import ReplicaScore
 from sluice.core.request import Request
+
+# A decision names the replica that was chosen and this many less one that it was preferred to.
+SCORES_TOLD = 4
 
 
 def block_chain(prompt: tuple[int, ...], block_size: int) -> tuple[int, ...]:
@@ -29,9 +32,13 @@ class PrefixMemory:
         self._blocks_max = blocks_max
         self._known: OrderedDict[int, None] = OrderedDict()
 
+    def __contains__(self, block: int) -> bool:
+        return block in self._known
+
     def cached_blocks(self, chain: tuple[int, ...]) -> int:
         """Leading blocks of a prompt that are known."""
-        missing = (blocks for blocks, block in enumerate(chain) if block not in self._known)
+        known = self._known
+        missing = (blocks for blocks, block in enumerate(chain) if block not in known)
         return next(missing, len(chain))
 
     def add(self, chain: tuple[int, ...]) -> None:
@@ -43,21 +50,20 @@ class PrefixMemory:
             self._known.popitem(last=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A ready replica as it stands for one request.
 
     ``places`` are dispatched to it and not ended. ``prefill_tokens`` wait there for a first token.
-    ``cached_tokens`` of the request's prompt are probably cached. ``blocks_used`` are in use or
-    promised. ``held_back`` is set where its load reports have stopped and it was tried enough.
+    ``cached_tokens`` of the request's prompt are probably cached. ``kv_fits`` says whether its KV
+    pool is predicted to hold the request too. ``held_back`` is set where its load reports have
+    stopped and it was tried enough.
     """
 
     replica_id: str
-    limits: ReplicaLimits
     places: int
     prefill_tokens: int
     cached_tokens: int
-    blocks_used: int
+    kv_fits: bool
     held_back: bool
 
 
@@ -67,28 +73,29 @@ def blocks_needed(request: Request, output_tokens: int, block_size: int) -> int:
     return prompt_blocks + request.choices * -(-output_tokens // block_size)
 
 
-def rank(
-    request: Request, output_tokens: int, candidates: Sequence[Candidate]
-) -> tuple[ReplicaScore, ...]:
-    """The replicas that can take the request, best first.
+def rank(prompt_tokens: int, candidates: Sequence[Candidate]) -> tuple[ReplicaScore, ...]:
+    """The replicas that can take a request, best first, as many as are worth telling.
 
     One that is held back counts only where there is no other. The score is uncached prefill tokens
     (waiting there, and the request's own) times the sequences there, plus those sequences. A
-    replica whose KV pool is predicted to be short (``output_tokens`` is the predicted output of one
-    choice) comes after all others. Ties go to the one listed first.
+    replica whose KV pool is predicted to be short comes after all others. Ties go to the one listed
+    first.
     """
-    live = [candidate for candidate in candidates if not candidate.held_back]
-    scores = [_judge(request, output_tokens, candidate) for candidate in live or candidates]
-    return tuple(sorted(scores, key=lambda judged: (not judged.kv_fits, judged.score)))
-
-
-def _judge(request: Request, output_tokens: int, candidate: Candidate) -> ReplicaScore:
-    uncached = candidate.prefill_tokens + len(request.prompt) - candidate.cached_tokens
-    needed = blocks_needed(request, output_tokens, candidate.limits.block_size)
-    return ReplicaScore(
-        replica_id=candidate.replica_id,
-        score=float(uncached * max(1, candidate.places) + candidate.places),
-        uncached_tokens=uncached,
-        places=candidate.places,
-        kv_fits=candidate.blocks_used + needed <= candidate.limits.blocks_total,
+    judged: list[tuple[bool, bool, int, int, int]] = []
+    for candidate in candidates:
+        _, places, prefill_tokens, cached_tokens, kv_fits, held_back = candidate
+        uncached = prefill_tokens + prompt_tokens - cached_tokens
+        score = uncached * (places or 1) + places
+        judged.append((held_back, not kv_fits, score, len(judged), uncached))
+    judged.sort()
+    best = judged[:SCORES_TOLD]
+    return tuple(
+        ReplicaScore(
+            replica_id=candidates[number].replica_id,
+            score=float(score),
+            uncached_tokens=uncached,
+            places=candidates[number].places,
+            kv_fits=not short,
+        )
+        for _, short, score, number, uncached in best
     )

@@ -38,9 +38,10 @@ class PhaseClock:
 class Sequence:
     """One choice: its known tokens, how many of them have KV, and where that is.
 
-    ``output_limit`` is the number of tokens it may generate; ``number`` orders by arrival;
-    ``order`` is its place among the waiting, set by the policy when it begins to wait; ``passed``
-    counts later sequences that went ahead of it while it did not fit.
+    ``output_limit`` is the number of tokens it may generate; ``number`` orders by arrival. ``late``
+    says that its first token was late or cannot be on time any more, as far as was seen when
+    somebody last asked for prefill. ``passed`` counts later sequences that went ahead of it while
+    it did not fit; ``charged`` is the number of its tokens that its tenant was charged for.
     """
 
     id: SequenceId
@@ -49,9 +50,10 @@ class Sequence:
     output_limit: int
     tokens: list[int]
     state: SequenceState = SequenceState.WAITING
-    order: tuple[int, int, int] = (0, 0, 0)
+    late: bool = False
     computed: int = 0
     produced: int = 0
+    charged: int = 0
     passed: int = 0
     preemptions: int = 0
     first_token_ns: int | None = None
@@ -75,6 +77,7 @@ class Sequence:
         """The token after its known ones came."""
         self.move(SequenceState.DECODE)
         if self.first_token_ns is None:
+            self.late = self.late_after(now_ns)
             self.first_token_ns = now_ns
         self.generation.prompt_computed = True
         self.generation.clock.enter(Phase.DECODE, now_ns)
@@ -91,6 +94,24 @@ class Sequence:
         if request.tpot_ns is None:
             return None
         return self.first_token_ns + self.produced * request.tpot_ns
+
+    def late_after(self, at_ns: int) -> bool:
+        """Whether a first token that has not come before ``at_ns`` is late; keeps what is known."""
+        if self.first_token_ns is not None:
+            return self.late
+        due_ns = self.generation.request.ttft_due_ns
+        return due_ns is not None and due_ns < at_ns
+
+    def tpot_kept_ns(self, least_ns: int, now_ns: int) -> int | None:
+        """Its time per token if steps of ``least_ns`` still keep it by its end, else ``None``."""
+        tpot_ns = self.generation.request.tpot_ns
+        if tpot_ns is None:
+            return None
+        caught_up_ns = self.remaining * max(0, tpot_ns - least_ns)
+        due_ns = self.due_ns()
+        if self.first_token_ns is None or due_ns is None:
+            return tpot_ns if caught_up_ns > 0 else None
+        return tpot_ns if now_ns + least_ns - due_ns <= caught_up_ns else None
 
 
 @dataclass(slots=True, eq=False)

@@ -23,6 +23,7 @@ from sluice.core.request import SequenceId
 from sluice.core.sampling import SampledLogprobs, Sampling
 from sluice.core.step import Plan, Row, Sampled
 from sluice.executors.base import Outcome, StepError, TokenMask, check_plan
+from sluice.executors.large_pages import use_large_pages
 from sluice.executors.openvino_graph import (
     BLOCK_SIZE,
     Numerics,
@@ -98,6 +99,7 @@ class OpenVinoExecutor:
         self._inputs = StepInputs(self._request)
         self._graph = graph
         self._warm_up()
+        use_large_pages()  # after the first steps, which allocate what all later ones use
         self._limits = ReplicaLimits(
             context_tokens_max=settings.context_tokens_max,
             block_size=BLOCK_SIZE,

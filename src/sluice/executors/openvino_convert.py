@@ -14,7 +14,13 @@ from sluice.executors.openvino_weights import restore_weights
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Write the IR of ``source`` into ``folder``.
+    """Write the IR of ``source`` into ``folder``."""
+    write_genai_ir(source, folder)
+    restore_weights(folder, source)
+
+
+def write_genai_ir(source: Path, folder: Path) -> None:
+    """Write what GenAI makes of ``source`` into ``folder``.
 
     GenAI writes beside the file that it reads, therefore the file is linked into the folder first.
     """
@@ -24,7 +30,6 @@ def convert(source: Path, folder: Path) -> None:
         openvino_genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
     finally:
         link.unlink()
-    restore_weights(folder, source)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ Decided here: how the model is rewritten before it is compiled, and with which s
 here.
 
 Rewrites, in order: matrix products that share an input are joined into one (fewer, larger kernels;
-each output is the same sum of products as before); attention becomes OpenVINO's paged attention;
-and only sampled rows reach the language-model head, through a Gather on its input, since a step
-needs logits for one position in hundreds.
+each output is the same sum of products as before), except a gate's; attention becomes OpenVINO's
+paged attention; and only sampled rows reach the language-model head, through a Gather on its input,
+since a step needs logits for one position in hundreds.
 """
 
 from collections.abc import Mapping
@@ -40,9 +40,16 @@ _EXACT = {
 _FAST_BF16 = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
 _FAST_F32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f16"}
 
-# Groups of activations that share a scale. Larger ones are faster and less precise: 192 raised
-# perplexity by 1.3 %, 64 by 0.7 %, 32 by 0.3 %; 96 was not told apart from 64.
+# Where a model says that its activations were evened out; see ``openvino_smoothing``.
+SMOOTHED = ["sluice", "smoothed"]
+
+# Groups of activations that share a scale. Larger ones are faster and less precise: those of 192
+# keep within 1 % of perplexity only where activations were evened out.
 _ACTIVATION_GROUPS = (128, 96, 64)
+_SMOOTHED_GROUPS = (192, *_ACTIVATION_GROUPS)
+
+# Functions that a kernel applies to its own result, unless something else must be cut from it.
+_FUSED_FUNCTIONS = {"Gelu", "Relu", "Sigmoid", "Swish"}
 
 # Threads that are free to move lose nothing alone, and replicas that each pin theirs would share
 # the first cores.
@@ -111,7 +118,8 @@ def _activation_groups(model: Any) -> dict[str, str]:
     if not weights or not all(weight.per_row for weight in weights):
         return {}
     widths = {weight.row_shape[0] for weight in weights}
-    fitting = (size for size in _ACTIVATION_GROUPS if all(width % size == 0 for width in widths))
+    sizes = _SMOOTHED_GROUPS if model.has_rt_info(SMOOTHED) else _ACTIVATION_GROUPS
+    fitting = (size for size in sizes if all(width % size == 0 for width in widths))
     size = next(fitting, None)
     return {} if size is None else {"DYNAMIC_QUANTIZATION_GROUP_SIZE": str(size)}
 
@@ -147,7 +155,11 @@ def gather_sampled_rows(model: Any) -> None:
 
 
 def join_products(model: Any) -> None:
-    """Join products of one input and equally packed weights, as of query, key and value."""
+    """Join products of one input and equally packed weights, as of query, key and value.
+
+    A gate and the product beside it stay apart: joined, splitting them and applying the gate's
+    function would take two more passes over the largest intermediate results of a step.
+    """
     groups: dict[tuple[object, ...], list[Any]] = {}
     for node in model.get_ordered_ops():
         weight = packed_weight(node)
@@ -157,9 +169,14 @@ def join_products(model: Any) -> None:
             key = (source.get_node().get_name(), source.get_index(), kind, weight.row_shape)
             groups.setdefault(key, []).append(node)
     for products in groups.values():
-        if len(products) > 1:
+        if len(products) > 1 and not any(_feeds_function(product) for product in products):
             _join(products)
     model.validate_nodes_and_infer_types()
+
+
+def _feeds_function(product: Any) -> bool:
+    targets = product.output(0).get_target_inputs()
+    return any(target.get_node().get_type_name() in _FUSED_FUNCTIONS for target in targets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Writing the weights of Q4_1 files into the IR as they are, for the conversion process only.
 
 Decided here: which matrices of a converted model are replaced, and by what. Called by
-``openvino_convert``.
+``openvino_convert``. How channels are evened out before is decided in ``openvino_smoothing``.
 
 OpenVINO GenAI turns Q4_1 into 4-bit codes with 4-bit zero points, which rounds the minimum of each
 block to a multiple of its scale. On SmolLM2-135M-Instruct this moves weights by 9 % (root mean
@@ -20,7 +20,8 @@ from openvino import opset13 as opset
 
 from sluice.executors.gguf import Tensor, read_gguf
 from sluice.executors.gguf_weights import Q4_1, Q8_0, Matrix, Weights
-from sluice.executors.openvino_graph import dequantised, packed_weight
+from sluice.executors.openvino_graph import SMOOTHED, dequantised, packed_weight
+from sluice.executors.openvino_smoothing import smooth
 
 # A matrix of the IR and one of the file are the same if they differ by less than this, relative to
 # their size. GenAI's rounding moves them by about 0.1; unrelated matrices differ by about 1.4.
@@ -39,12 +40,13 @@ def restore_weights(folder: Path, gguf: Path) -> bool:
         return False
     model = ov.Core().read_model(folder / "openvino_model.xml")
     products = [node for node in model.get_ordered_ops() if packed_weight(node) is not None]
-    matrices = _match(products, weights)
+    matrices = match_matrices(products, weights)
     if matrices is None:
         return False
-    for product, matrix in zip(products, matrices, strict=True):
+    for product, matrix in zip(products, smooth(model, products, matrices), strict=True):
         product.input(1).replace_source_output(_eight_bit(matrix).output(0))
     model.validate_nodes_and_infer_types()
+    model.set_rt_info("true", SMOOTHED)
     # Under another name first: the model still maps the file that it was read from.
     ov.save_model(model, folder / "restored.xml", compress_to_fp16=False)
     del model, products, product
@@ -53,7 +55,7 @@ def restore_weights(folder: Path, gguf: Path) -> bool:
     return True
 
 
-def _match(products: list[Any], weights: Weights) -> list[Matrix] | None:
+def match_matrices(products: list[Any], weights: Weights) -> list[Matrix] | None:
     """Return the file's matrix for each product, ``None`` if one has no match."""
     unused = sorted(
         (t for t in weights.gguf.tensors if t.encoding in {Q4_1, Q8_0} and len(t.shape) == 2),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from sluice.core.request import EndReason, PhaseTimes, Usage
+from sluice.core.request import EndReason, PhaseTimes, Rung, Usage
 from sluice.core.sampling import Sampling
 
 JsonObject = Mapping[str, Any]
@@ -73,7 +73,11 @@ class Call:
     client set none: the rest of the context applies. ``stop`` are strings that end the output and
     are not part of it. ``client_id`` is the id that the client gave the request, empty if none.
     ``body_bytes`` is the size of the request that the call was made of, a bound on the work that
-    its text can be.
+    its text can be, and ``likeness`` a number that is equal for calls that ask for the same.
+
+    ``slo_class`` and ``service_tier`` are what the client named, empty for nothing; the gateway
+    finds the class of a call from them. ``priority`` replaces the tier of the class.
+    ``may_degrade`` is false where the client wants its answer as asked or none.
     """
 
     id: str
@@ -90,9 +94,28 @@ class Call:
     output_format: OutputFormat = field(default_factory=OutputFormat)
     tenant: str = ""
     slo_class: str = ""
+    service_tier: str = ""
+    priority: int | None = None
+    may_degrade: bool = True
     deadline_ns: int | None = None
     client_id: str = ""
     body_bytes: int = 0
+    likeness: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which terms a call is answered; final once a replica has it.
+
+    ``slo_class`` is the class that it is served in, empty for none. ``degraded`` holds the rungs
+    that were taken, in order; ``output_tokens_max`` is the limit that a shortened answer got, and
+    ``model_asked`` the model that was asked for, where another one answers.
+    """
+
+    slo_class: str = ""
+    degraded: tuple[Rung, ...] = ()
+    output_tokens_max: int | None = None
+    model_asked: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from sluice.runtime.model_folder import (
 )
 
 # Raised when what is written to a folder changes, so that older ones are made again.
-_FOLDER_VERSION = 2
+_FOLDER_VERSION = 4
 # Preparing a model of a few billion parameters takes minutes.
 _CONVERT_S_MAX = 1800.0
 

@@ -33,7 +33,7 @@ def refusal_error(reject: Reject, request: Request, model: str) -> RequestError 
 
 def overload_error(reject: Reject, choices: int, model: str) -> Overloaded:
     """The error of a refusal for want of capacity, whatever the prompt is."""
-    return Overloaded(
+    error = Overloaded(
         _overload_message(reject, choices, model),
         status=reject.status,
         reason=reject.reason,
@@ -41,23 +41,18 @@ def overload_error(reject: Reject, choices: int, model: str) -> Overloaded:
         threshold=reject.threshold,
         retry_after_s=reject.retry_after_s,
     )
+    error.should_retry = reject.should_retry
+    return error
 
 
 def _overload_message(reject: Reject, choices: int, model: str) -> str:
+    """What was measured, what the limit is, and what to change."""
+    told = _late(reject, model) or _queue(reject, choices, model) or _tenant(reject)
+    if told is not None:
+        return f"{told} {_again(reject)}".rstrip()
     match reject.reason:
-        case "queue_full":
-            return (
-                f"The queue of {model} is full: with this request {int(reject.measured)} places "
-                f"would be in use and {int(reject.threshold)} exist (n={choices} takes "
-                f"{choices}). Retry after the given time."
-            )
-        case "queue_deadline":
-            return (
-                f"The request waited {reject.measured:.1f} s for {model}; the limit is "
-                f"{reject.threshold:.1f} s. Retry after the given time."
-            )
         case "not_ready":
-            return f"No replica of {model} is ready. Retry after the given time."
+            return f"No replica of {model} is ready. {_again(reject)}".rstrip()
         case "load_failed":
             return (
                 f"{model} could not be loaded; the server's log says why. Sending the request "
@@ -67,3 +62,93 @@ def _overload_message(reject: Reject, choices: int, model: str) -> str:
             return "This server is shutting down. Send the request to another one."
         case _:
             return f"{model} refused the request: {reject.reason}."
+
+
+def _queue(reject: Reject, choices: int, model: str) -> str | None:
+    """Refusals for want of room to wait."""
+    measured, threshold = round(reject.measured), round(reject.threshold)
+    match reject.reason:
+        case "queue_full":
+            return (
+                f"No place of {model} is free: with this request {measured} would be in use, or "
+                f"kept for clients that were told to come now, and {threshold} exist "
+                f"(n={choices} takes {choices})."
+            )
+        case "queue_tokens":
+            return (
+                f"The queue of {model} holds too many prompt tokens: with this request it would "
+                f"be {measured} of {threshold}. A shorter prompt may fit."
+            )
+        case "queue_bytes":
+            return (
+                f"The requests that wait for {model} take up their memory: with this one it would "
+                f"be {measured} of {threshold} bytes. A shorter request may fit."
+            )
+        case _:
+            return None
+
+
+def _late(reject: Reject, model: str) -> str | None:
+    """Refusals of what would not be in time."""
+    measured, threshold = _seconds(reject.measured), _seconds(reject.threshold)
+    match reject.reason:
+        case "predicted_late":
+            return (
+                f"The first token from {model} is predicted {measured} after the request's "
+                f"arrival; the target of its class is {threshold}. Allow more time by another "
+                "class."
+            )
+        case "deadline_infeasible":
+            return (
+                f"The answer from {model} is predicted to take {measured}; until its deadline "
+                f"there are {threshold}. Lower max_tokens or allow more time."
+            )
+        case "deadline_past":
+            return (
+                f"The deadline of the request passed {measured} before it could be looked at. "
+                "Allow more time."
+            )
+        case "queue_deadline":
+            return f"The request waited {measured} for {model}; the limit is {threshold}."
+        case _:
+            return None
+
+
+def _tenant(reject: Reject) -> str | None:
+    """Refusals by the limits of a tenant."""
+    measured, threshold = round(reject.measured), round(reject.threshold)
+    match reject.reason:
+        case "requests_per_minute":
+            return (
+                f"With this request it would be {measured} requests within a minute; the limit of "
+                f"this account is {threshold}."
+            )
+        case "tokens_per_minute":
+            return (
+                f"With this request, its prompt and all that it may generate, it would be "
+                f"{measured} tokens within a minute; the limit of this account is {threshold}. A "
+                "lower max_tokens reserves less."
+            )
+        case "concurrency":
+            return (
+                f"With this request it would be {measured} requests at the same time; the limit "
+                f"of this account is {threshold}."
+            )
+        case _:
+            return None
+
+
+def _again(reject: Reject) -> str:
+    """Whether and when to come back."""
+    if reject.retry_after_s is None:
+        return "Sending it again unchanged cannot help."
+    if not reject.should_retry:
+        return "There is no room for longer than a client should wait."
+    return "Retry after the given time."
+
+
+def _seconds(measured_s: float) -> str:
+    """A time in words, with as many digits as say something."""
+    if abs(measured_s) < 1:
+        return f"{measured_s * 1e3:.0f} ms"
+    return f"{measured_s:.1f} s"

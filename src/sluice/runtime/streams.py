@@ -8,8 +8,10 @@ the call's output limit. How long a reader may be behind is the server's decisio
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
-from sluice.runtime.generation import Delta, Finished, Piece
+from sluice.core.request import Rung
+from sluice.runtime.generation import Delta, Finished, Piece, Terms
 
 # More pieces than this waiting means that the reader is behind and deltas are joined. A reader that
 # keeps up has one or two waiting, so its chunks stay one token each.
@@ -23,8 +25,9 @@ class PieceStream:
     before the end.
     """
 
-    def __init__(self, model: str, on_cancel: Callable[[], None]) -> None:
+    def __init__(self, model: str, slo_class: str, on_cancel: Callable[[], None]) -> None:
         self._model = model
+        self._terms = Terms(slo_class)
         self._replica = ""
         self._on_cancel = on_cancel
         self._pending: deque[Piece] = deque()
@@ -42,9 +45,35 @@ class PieceStream:
         """Id of the replica that answers, empty until the call is dispatched."""
         return self._replica
 
+    @property
+    def terms(self) -> Terms:
+        """On which terms the call is answered."""
+        return self._terms
+
+    def shortened(self, output_tokens_max: int) -> None:
+        """Note that the answer is limited to fewer tokens than were asked for."""
+        degraded = tuple(dict.fromkeys((*self._terms.degraded, Rung.SHORTEN)))
+        self._terms = replace(self._terms, degraded=degraded, output_tokens_max=output_tokens_max)
+
+    def retargeted(self, model: str) -> None:
+        """Note that another model answers than the one asked for."""
+        degraded = (*self._terms.degraded, Rung.SMALLER)
+        self._terms = replace(self._terms, degraded=degraded, model_asked=self._model)
+        self._model = model
+
     def dispatched(self, replica_id: str) -> None:
         """Note which replica answers."""
         self._replica = replica_id
+        self._wake()
+
+    async def settled(self) -> None:
+        """Wait until a replica has the call, so that model and terms are final.
+
+        Returns as well where the call is over. Raises what ``refuse`` was given.
+        """
+        while not (self._replica or self._pending or self._over):
+            await self._news()
+        self.raise_refusal()
 
     def put(self, piece: Piece) -> None:
         """Add a piece. Pieces after ``Finished`` are dropped."""
@@ -87,12 +116,15 @@ class PieceStream:
             self.raise_refusal()
             if self._over:
                 raise StopAsyncIteration
-            self._waiting = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiting
-            finally:
-                self._waiting = None
+            await self._news()
         return self._pending.popleft()
+
+    async def _news(self) -> None:
+        self._waiting = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():

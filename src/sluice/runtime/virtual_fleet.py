@@ -6,6 +6,7 @@ start. Nothing is decided here.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, assert_never
 
@@ -28,6 +29,8 @@ from sluice.core.events import (
     ReplicaReady,
     ReplicaReported,
     Report,
+    Retarget,
+    Shorten,
     StartReplica,
     Submitted,
     Tick,
@@ -35,7 +38,7 @@ from sluice.core.events import (
 )
 from sluice.core.fleet import Fleet
 from sluice.core.replica import Replica
-from sluice.core.request import Request
+from sluice.core.request import Request, Rung
 from sluice.executors.base import StepExecutor
 from sluice.runtime.virtual import VirtualDriver
 
@@ -77,6 +80,8 @@ class VirtualFleet:
         self._load_ns = load_ns
         self._watcher = watcher
         self._requests: dict[str, Request] = {}
+        self._replicas: dict[str, Replica] = {}
+        self._told: dict[str, int] = {}
         self._up: set[str] = set()
         self._wishes = 0
         self.at(0, Tick())
@@ -123,6 +128,17 @@ class VirtualFleet:
                 self.driver.call_at(effect.at_ns, partial(self._tick, self._wishes))
             case Reject() | Fail():
                 del self._requests[effect.request_id]
+            case Shorten():
+                request = self._requests[effect.request_id]
+                self._requests[effect.request_id] = replace(
+                    request,
+                    output_tokens_max=effect.output_tokens_max,
+                    degraded=(*request.degraded, Rung.SHORTEN),
+                )
+            case Retarget():
+                request = self._requests.pop(effect.request_id)
+                request = replace(request, degraded=(*request.degraded, Rung.SMALLER))
+                self.arrive(now_ns, effect.model, request)
             case _:
                 assert_never(effect)
 
@@ -133,6 +149,7 @@ class VirtualFleet:
     def _start(self, replica_id: str) -> None:
         replica, executor = self._make(replica_id)
         limits = executor.load()
+        self._replicas[replica_id] = replica
         self.driver.add(replica_id, replica, executor)
         self._up.add(replica_id)
         self._handle(ReplicaReady(replica_id, limits))
@@ -153,12 +170,28 @@ class VirtualFleet:
         self._watcher.replica_event(replica_id, event, now_ns, effects)
         for effect in effects:
             if isinstance(effect, Emit):
-                for request_id in dict.fromkeys(s.sequence.request_id for s in effect.sampled):
-                    tokens = sum(s.sequence.request_id == request_id for s in effect.sampled)
+                for request_id, tokens in self._progress(replica_id, effect).items():
                     self._handle(Progress(request_id, tokens))
             elif isinstance(effect, End):
                 self._requests.pop(effect.request_id, None)
+                self._told.pop(effect.request_id, None)
                 ended = Ended(effect.request_id, effect.reason, effect.usage, effect.phases)
                 self._handle(ended)
             elif isinstance(effect, Report):
                 self._handle(ReplicaReported(replica_id, effect))
+
+    def _progress(self, replica_id: str, emitted: Emit) -> dict[str, int]:
+        """Tokens of each request that were not told yet: those of a stretch are not emitted."""
+        produced: dict[str, int] = {}
+        for sequence in self._replicas[replica_id].roster.residents:
+            request_id = sequence.id.request_id
+            produced[request_id] = produced.get(request_id, 0) + sequence.produced
+        fresh: dict[str, int] = {}
+        for sampled in emitted.sampled:
+            request_id = sampled.sequence.request_id
+            fresh[request_id] = fresh.get(request_id, 0) + 1
+        for request_id, tokens in fresh.items():
+            told = self._told.get(request_id, 0)
+            fresh[request_id] = max(tokens, produced.get(request_id, 0) - told)
+            self._told[request_id] = told + fresh[request_id]
+        return fresh

@@ -7,30 +7,31 @@ Order of one request: request id, key, route, method, answer, error. ``serve`` r
 import asyncio
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from sluice.config.sections import ServerSection
 from sluice.core.errors import Overloaded, RequestError, SluiceError
 from sluice.runtime.generation import Refused
 from sluice.server import models
+from sluice.server.allowances import allowance_headers
 from sluice.server.auth import Keys
 from sluice.server.bodies import Bodies
 from sluice.server.chat import chat
 from sluice.server.completions import completions
-from sluice.server.exchange import ClientLeft, Ending, Exchange, Receive, Scope, Send
+from sluice.server.cors import open_to
+from sluice.server.exchange import AsgiApp, ClientLeft, Ending, Exchange, Receive, Scope, Send
 from sluice.server.limits import Limits
 from sluice.server.paths import not_found
 from sluice.server.ports import Gateway
 from sluice.server.problems import Problem, method_refused, overdue, problem_of
 from sluice.server.responses import responses
-from sluice.server.stamp import Stamp
+from sluice.server.stamp import Sources, Stamp
 
 _log = logging.getLogger("sluice.server")
 
 Answer = Callable[[Exchange, Gateway, Stamp], Awaitable[None]]
-AsgiApp = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,37 +62,12 @@ def _served() -> Mapping[str, str]:
     return {path.decode(): route.method for path, route in ROUTES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where time and identity come from.
-
-    ``wall_s`` is Unix time, ``monotonic_ns`` the clock of ``Call.arrived_ns``; ``new_id`` makes an
-    id that no other call has. ``version`` names the software in ``system_fingerprint``.
-    """
-
-    wall_s: Callable[[], float]
-    monotonic_ns: Callable[[], int]
-    new_id: Callable[[], str]
-    version: str = ""
-
-
 def create_app(
     gateway: Gateway, section: ServerSection, sources: Sources, limits: Limits | None = None
 ) -> AsgiApp:
     """The ASGI app. ``limits`` replaces those that the section gives, for tests."""
     app = App(gateway, Keys.of(section), sources, limits or Limits.of(section))
-    if not section.cors_origins:
-        return app
-    # Only servers that web pages may call pay for this import.
-    from starlette.middleware.cors import CORSMiddleware  # noqa: PLC0415
-
-    return CORSMiddleware(
-        app,
-        allow_origins=section.cors_origins,
-        allow_methods=("GET", "POST"),
-        allow_headers=("*",),  # clients send headers of their own; the origins are what is trusted
-        expose_headers=("x-request-id", "retry-after", "retry-after-ms", "x-should-retry"),
-    )
+    return open_to(section.cors_origins, app)
 
 
 class App:
@@ -130,7 +106,9 @@ class App:
             await exchange.refuse(problem_of(error))
 
     async def _answer(self, exchange: Exchange) -> None:
-        exchange.tenant = self._keys.admit(exchange.path, exchange.header_values(b"authorization"))
+        authorization = exchange.header_values(b"authorization")
+        named = exchange.header_values(b"x-sluice-tenant")
+        exchange.tenant = self._keys.admit(exchange.path, authorization, named)
         route = ROUTES.get(exchange.path)
         if route is None and exchange.path.startswith(models.MODELS_PREFIX):
             route = ONE_MODEL
@@ -141,6 +119,7 @@ class App:
         if exchange.method == "OPTIONS":
             await exchange.reply(200, b"", [(b"allow", allowed.encode())])
         elif exchange.method == route.method or (exchange.method, route.method) == ("HEAD", "GET"):
+            exchange.standing = partial(allowance_headers, self._gateway, exchange.tenant)
             await route.answer(exchange, self._gateway, self._stamp(exchange))
         else:
             await self._turn_away(exchange, method_refused(route.method, allowed))

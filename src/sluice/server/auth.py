@@ -2,17 +2,19 @@
 
 ``app`` asks ``Keys.admit`` before it looks for a route, so a path that nobody listed needs a key
 whether or not anything is served there, and no spelling of a path can reach a route around the
-check. Keys are known by their SHA-256 digests only.
+check. Keys are known by their SHA-256 digests only. A key also says whose request it is; behind a
+proxy that is trusted to, ``x-sluice-tenant`` says it for callers without a tenant's key.
 """
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from sluice.config.sections import ServerSection
-from sluice.core.errors import Forbidden, Unauthorized
+from sluice.core.errors import Forbidden, InvalidRequest, Unauthorized
 
 
 class Permission(Enum):
@@ -31,15 +33,22 @@ PERMISSIONS = {
     b"/metrics": Permission.METRICS,
 }
 ADMIN_PREFIX = b"/admin"
+_TENANT = re.compile(r"[A-Za-z0-9._:@/-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Digests of the keys that are accepted. With no API key at all, inference needs none."""
+    """Digests of the keys that are accepted. With no API key at all, inference needs none.
+
+    ``tenants`` holds the digests of tenants' keys, each with its tenant; they are API keys too.
+    ``header_trusted`` says that ``x-sluice-tenant`` is believed.
+    """
 
     api: tuple[bytes, ...] = ()
     admin: bytes | None = None
     metrics_open: bool = True
+    tenants: tuple[tuple[bytes, str], ...] = ()
+    header_trusted: bool = False
 
     @classmethod
     def of(cls, section: ServerSection) -> "Keys":
@@ -49,20 +58,33 @@ class Keys:
             api=tuple(bytes.fromhex(digest) for digest in section.api_key_digests),
             admin=bytes.fromhex(admin) if admin is not None else None,
             metrics_open=section.metrics_open,
+            tenants=tuple((bytes.fromhex(key), name) for key, name in section.tenant_key_digests),
+            header_trusted=section.trust_tenant_header,
         )
 
-    def admit(self, raw_path: bytes, authorization: Sequence[bytes]) -> str:
+    def admit(
+        self, raw_path: bytes, authorization: Sequence[bytes], named: Sequence[bytes] = ()
+    ) -> str:
         """Check a caller and name its tenant, ``""`` where it has none.
 
-        Raises ``Unauthorized`` without a known key and ``Forbidden`` for a known key that does not
-        carry the permission.
+        ``named`` are the values of ``x-sluice-tenant``. Raises ``Unauthorized`` without a known
+        key, ``Forbidden`` for a known key that does not carry the permission, and
+        ``InvalidRequest`` for a name that no tenant can have.
         """
         permission = permission_of(raw_path)
+        tenant = self._by_key(permission, authorization)
+        is_plain = permission is Permission.INFERENCE and tenant not in {t for _, t in self.tenants}
+        if self.header_trusted and named and is_plain:
+            return _tenant_named(named)
+        return tenant
+
+    def _by_key(self, permission: Permission, authorization: Sequence[bytes]) -> str:
+        needs_none = not self.api and not self.tenants
         if permission is Permission.OPEN:
             return ""
-        if permission is Permission.METRICS and (self.metrics_open or not self.api):
+        if permission is Permission.METRICS and (self.metrics_open or needs_none):
             return ""
-        if permission is Permission.INFERENCE and not self.api:
+        if permission is Permission.INFERENCE and needs_none:
             return ""
         if permission is Permission.ADMIN and self.admin is None:
             raise Forbidden(
@@ -72,14 +94,15 @@ class Keys:
 
     def _check(self, permission: Permission, authorization: Sequence[bytes]) -> str:
         digest = _presented(authorization)
-        is_api = _contains(self.api, digest)
+        tenant = _owner(self.tenants, digest)
+        is_api = _contains(self.api, digest) or tenant is not None
         is_admin = self.admin is not None and hmac.compare_digest(self.admin, digest)
         if permission is Permission.ADMIN and is_admin:
             return ""
         if permission is Permission.METRICS and (is_admin or is_api):
             return ""
         if permission is Permission.INFERENCE and is_api:
-            return f"key-{digest.hex()[:12]}"
+            return tenant if tenant is not None else f"key-{digest.hex()[:12]}"
         if is_api or is_admin:
             raise Forbidden("This key is known and does not carry the permission for this path.")
         raise Unauthorized("This API key is not known here.")
@@ -114,3 +137,21 @@ def _contains(digests: tuple[bytes, ...], digest: bytes) -> bool:
     for known in digests:
         found |= hmac.compare_digest(known, digest)
     return found
+
+
+def _owner(tenants: Iterable[tuple[bytes, str]], digest: bytes) -> str | None:
+    """The tenant of a digest, in a time that does not depend on which one it is."""
+    owner = None
+    for known, tenant in tenants:
+        owner = tenant if hmac.compare_digest(known, digest) else owner
+    return owner
+
+
+def _tenant_named(values: Sequence[bytes]) -> str:
+    name = values[0].decode("latin-1").strip() if len(values) == 1 else ""
+    if not _TENANT.fullmatch(name):
+        raise InvalidRequest(
+            "x-sluice-tenant must be one name of 1 to 128 letters, digits and any of ._:@/-.",
+            param="x-sluice-tenant",
+        )
+    return name

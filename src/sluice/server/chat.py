@@ -5,7 +5,7 @@ shapes of messages and tools in ``messages``, chunks and whole answers in ``chat
 order of events in ``sse``.
 
 ``max_completion_tokens`` wins over ``max_tokens`` where both are given. Log-probabilities are those
-of the model, before temperature. ``user`` and ``service_tier`` are accepted and change nothing.
+of the model, before temperature. ``user`` is accepted and changes nothing.
 """
 
 from functools import partial
@@ -33,7 +33,7 @@ async def chat(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> None:
     """Answer one chat completion."""
     request, call = await exchange.understood(partial(_understand, exchange))
     async with generating(exchange, gateway, [call]) as generation:
-        stamp = stamp.with_model(generation.model)
+        stamp = stamp.answered_by(generation)
         if request.stream:
             chunks = ChatChunks(stamp, with_usage=wants_usage(request))
             await stream(exchange, generation, chunks)
@@ -64,7 +64,7 @@ def call_of(request: ChatRequest, exchange: Exchange) -> Call:
     if output_tokens_max is None:
         output_tokens_max = request.max_tokens
     output_format = output_format_of(request.response_format)
-    call = call_for(exchange, request.model, prompt, output_format)
+    call = call_for(exchange, request, prompt, output_format)
     return with_options(call, request, output_tokens_max, logprobs_top)
 
 

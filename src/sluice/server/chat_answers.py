@@ -10,7 +10,7 @@ from sluice.runtime.generation import ChoiceEnded, Delta, Finished, TokenText, T
 from sluice.server.chunks import ChunkFrame
 from sluice.server.ports import Generation
 from sluice.server.sse import complete_pieces, encode_json
-from sluice.server.stamp import Stamp, logprobs_json, usage_json
+from sluice.server.stamp import Stamp, logprobs_json
 from sluice.server.wire import Json
 
 
@@ -124,7 +124,7 @@ async def whole_chat(generation: Generation, stamp: Stamp, choices: int) -> byte
             case ChoiceEnded():
                 said[piece.choice].finish = piece.finish
             case Finished():
-                usage = usage_json(piece.usage)
+                usage = stamp.usage(piece.usage)
     return encode_json(
         {
             **stamp.fields("chat.completion"),

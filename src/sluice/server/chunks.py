@@ -2,7 +2,7 @@
 
 from sluice.core.request import Usage
 from sluice.server.sse import DONE, encode_json
-from sluice.server.stamp import Stamp, usage_json
+from sluice.server.stamp import Stamp
 
 
 class ChunkFrame:
@@ -13,6 +13,7 @@ class ChunkFrame:
 
     def __init__(self, stamp: Stamp, kind: str, key: str, *, with_usage: bool) -> None:
         self._with_usage = with_usage
+        self._stamp = stamp
         self._head = b"data: {" + stamp.head(kind)
         self._choice = self._head + b',"choices":[{"index":'
         self._key = b',"' + key.encode() + b'":'
@@ -34,7 +35,7 @@ class ChunkFrame:
         return (
             self._head
             + b',"choices":[],"usage":'
-            + encode_json(usage_json(usage))
+            + encode_json(self._stamp.usage(usage))
             + b"}\n\n"
             + DONE
         )

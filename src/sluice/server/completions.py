@@ -25,7 +25,7 @@ from sluice.server.merged import generating
 from sluice.server.options import LOGPROBS_MAX, call_for, check_options, wants_usage, with_options
 from sluice.server.ports import Gateway, Generation
 from sluice.server.sse import answer_headers, complete_pieces, encode_json, stream
-from sluice.server.stamp import Stamp, usage_json
+from sluice.server.stamp import Stamp
 from sluice.server.wire import CompletionRequest, Json, decode, decode_completion
 
 # What clients get that set no limit: OpenAI's default for this route.
@@ -37,7 +37,7 @@ async def completions(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> Non
     request, calls = await exchange.understood(partial(_understand, exchange))
     echoes = _echoes(request, calls)
     async with generating(exchange, gateway, calls) as generation:
-        stamp = stamp.with_model(generation.model)
+        stamp = stamp.answered_by(generation)
         if request.stream:
             chunks = CompletionChunks(stamp, echoes, with_usage=wants_usage(request))
             await stream(exchange, generation, chunks)
@@ -58,12 +58,12 @@ def calls_of(request: CompletionRequest, exchange: Exchange) -> list[Call]:
     prompts = prompts_of(request.prompt, request.n or 1, exchange.limits.choices_max)
     _refuse_unsupported(request, prompts)
     output_tokens_max = _OUTPUT_TOKENS_DEFAULT if request.max_tokens is None else request.max_tokens
-    call = call_for(exchange, request.model, prompts[0], OutputFormat())
+    call = call_for(exchange, request, prompts[0], OutputFormat())
     call = with_options(call, request, output_tokens_max, request.logprobs)
     if len(prompts) == 1:
         return [call]
     return [
-        replace(call, id=f"{call.id}-{number}", prompt=prompt)
+        replace(call, id=f"{call.id}-{number}", prompt=prompt, likeness=call.likeness + number)
         for number, prompt in enumerate(prompts)
     ]
 
@@ -204,7 +204,7 @@ async def _whole(generation: Generation, stamp: Stamp, echoes: list[str]) -> byt
             case ChoiceEnded():
                 finishes[piece.choice] = piece.finish
             case Finished():
-                usage = usage_json(piece.usage)
+                usage = stamp.usage(piece.usage)
     choices = [
         {
             "index": index,

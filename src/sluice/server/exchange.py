@@ -7,19 +7,20 @@ the route holds is released by its own ``finally``. What is answered is not deci
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, TypeVar
 
 from sluice.core.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
-from sluice.server.bodies import Account, Bodies
+from sluice.server.bodies import SMALL_BYTES_MAX, Account, Bodies
 from sluice.server.problems import Headers, Problem
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 Understood = TypeVar("Understood")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
@@ -43,9 +44,11 @@ class ClientLeft(Exception):
 class Exchange:
     """A request being answered. Used by one task; not shared.
 
-    ``model`` is the model asked for, once known, ``body_bytes`` the size of the whole body.
+    ``model`` is the model asked for, once known, ``body_bytes`` the size of the whole body and
+    ``likeness`` its hash, by a key of this process.
     ``bodies`` are the bounds on the bodies of all exchanges. ``handed_over`` says that the gateway
-    has the call and counts what becomes of it.
+    has the call and counts what becomes of it. ``standing`` gives headers that every answer has,
+    as they are at that moment.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Exchange:
         self.limits = bodies.limits
         self._bodies = bodies
         self.body_bytes = 0
+        self.likeness = 0
         self.method: str = scope["method"]
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
         self.headers: Headers = scope["headers"]
@@ -77,6 +81,7 @@ class Exchange:
         self.tenant = ""
         self.model = ""
         self.handed_over = False
+        self.standing: Callable[[], Headers] = list
         self.started = False
         self.streaming = False
         self.cut: Ending | None = None
@@ -125,6 +130,8 @@ class Exchange:
         with self._bodies.account() as account:
             body = await self._body(account)
             self.body_bytes = len(body)
+            # Of a long body its beginning and its end: all of it would hold up the others.
+            self.likeness = hash((len(body), body[:SMALL_BYTES_MAX], body[-SMALL_BYTES_MAX:]))
             return await self._bodies.understand(body, understand)
 
     async def _body(self, account: Account) -> bytes:
@@ -218,7 +225,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
-        headers.append((b"x-request-id", self.request_id.encode()))
+        headers += [(b"x-request-id", self.request_id.encode()), *self.standing()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write_last(self, body: bytes) -> None:

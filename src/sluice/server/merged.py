@@ -13,7 +13,7 @@ from typing import assert_never
 
 from sluice.core.errors import InternalError
 from sluice.core.request import COMPLETE, EndReason, Usage
-from sluice.runtime.generation import Call, ChoiceEnded, Delta, Finished, Piece
+from sluice.runtime.generation import Call, ChoiceEnded, Delta, Finished, Piece, Terms
 from sluice.server.exchange import Exchange
 from sluice.server.ports import Gateway, Generation
 
@@ -30,6 +30,7 @@ async def generating(
         exchange.handed_over = True
         generation = await _generate(gateway, calls)
         try:
+            await generation.settled()
             yield generation
         finally:
             generation.cancel()
@@ -58,8 +59,33 @@ class Merged:
         self._parts = parts
         self._choices = choices
         self._waiting: dict[asyncio.Task[Piece], int] = {}
-        self.model = parts[0].model
-        self.replica = parts[0].replica
+
+    @property
+    def model(self) -> str:
+        """The models that answer, each once."""
+        return ", ".join(dict.fromkeys(part.model for part in self._parts))
+
+    @property
+    def replica(self) -> str:
+        """The replicas that answer, each once."""
+        return ", ".join(dict.fromkeys(part.replica for part in self._parts))
+
+    @property
+    def terms(self) -> Terms:
+        """The terms of all calls: what any of them had to take."""
+        terms = [part.terms for part in self._parts]
+        limits = [one.output_tokens_max for one in terms if one.output_tokens_max is not None]
+        return Terms(
+            slo_class=terms[0].slo_class,
+            degraded=tuple(dict.fromkeys(rung for one in terms for rung in one.degraded)),
+            output_tokens_max=min(limits, default=None),
+            model_asked=next((one.model_asked for one in terms if one.model_asked), ""),
+        )
+
+    async def settled(self) -> None:
+        """Wait for every call."""
+        for part in self._parts:
+            await part.settled()
 
     def cancel(self) -> None:
         """Cancel every call."""

@@ -1,18 +1,22 @@
 """Ranges of generation options and their translation into the runtime's values.
 
+``priority`` is a tier: 0 is the most urgent, as in vLLM.
+
 One table holds every numeric range. Called by the routes after decoding, which make their ``Call``
 with ``call_for`` and ``with_options``; no message is read here.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice.core.errors import InvalidRequest
+from sluice.core.request import TIER_MAX
 from sluice.core.sampling import Sampling
 from sluice.runtime.generation import Call, ChatPrompt, OutputFormat, TextPrompt, TokenPrompt
 from sluice.server.exchange import Exchange
-from sluice.server.wire import Json, Options, ResponseFormat
+from sluice.server.wire import Json, Options, ResponseFormat, ResponsesRequest
 
 STOPS_MAX = 4
 LOGPROBS_MAX = 20
@@ -50,7 +54,9 @@ RANGES: Mapping[str, Range] = {
     "max_output_tokens": Range(1, TOKENS_MAX),
     "min_tokens": Range(0, TOKENS_MAX),
     "top_logprobs": Range(0, LOGPROBS_MAX),
+    "priority": Range(0, TIER_MAX),
 }
+_MILLISECONDS = re.compile(r"-?[0-9]{1,9}")
 _SEEDS = range(-(2**63), 2**63)
 
 
@@ -82,22 +88,26 @@ def wants_usage(request: Options) -> bool:
 
 def call_for(
     exchange: Exchange,
-    model: str,
+    request: Options | ResponsesRequest,
     prompt: ChatPrompt | TextPrompt | TokenPrompt,
     output_format: OutputFormat,
 ) -> Call:
-    """A call with what is known without the options: identity, prompt, what headers ask for."""
+    """A call with what all routes share: identity, prompt, and how urgent it is."""
     return Call(
         id=exchange.call_id,
-        model=model,
+        model=request.model,
         arrived_ns=exchange.arrived_ns,
         prompt=prompt,
         output_format=output_format,
         tenant=exchange.tenant,
         slo_class=exchange.header(b"x-sluice-slo") or "",
+        service_tier=request.service_tier or "",
+        priority=request.priority,
+        may_degrade=_may_degrade(exchange),
         client_id=exchange.client_id,
         deadline_ns=_deadline_of(exchange),
         body_bytes=exchange.body_bytes,
+        likeness=exchange.likeness,
     )
 
 
@@ -179,13 +189,25 @@ def _output_tokens_min_of(request: Options, output_tokens_max: int | None) -> in
     return least
 
 
+def _may_degrade(exchange: Exchange) -> bool:
+    """Whether the client takes a shorter answer or one of a smaller model under overload."""
+    asked = exchange.header(b"x-sluice-degrade")
+    if asked not in {None, "never"}:
+        message = "x-sluice-degrade must be never; leave it out to allow what the class allows."
+        raise InvalidRequest(message, param="x-sluice-degrade")
+    return asked is None
+
+
 def _deadline_of(exchange: Exchange) -> int:
-    """Instant after which the answer is worthless: the client's own, or the longest life."""
+    """Instant after which the answer is worthless: the client's own, or the longest life.
+
+    A client's budget may be used up, and so below zero, when it asks: admission refuses that.
+    """
     life_s = exchange.limits.request_s_max
     asked = exchange.header(b"x-sluice-deadline-ms")
     if asked is not None:
-        if not (asked.isascii() and asked.isdecimal() and 1 <= len(asked) <= 9) or int(asked) < 1:
-            message = "x-sluice-deadline-ms must be a whole number of milliseconds from 1."
+        if not _MILLISECONDS.fullmatch(asked):
+            message = "x-sluice-deadline-ms must be a whole number of milliseconds, what is left."
             raise InvalidRequest(message, param="x-sluice-deadline-ms")
         life_s = min(life_s, int(asked) / 1000)
     return exchange.arrived_ns + int(life_s * 1e9)

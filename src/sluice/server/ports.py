@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from sluice.runtime.generation import Call, ModelCard, Piece, Readiness, Refused
+from sluice.core.tenants import Allowance
+from sluice.runtime.generation import Call, ModelCard, Piece, Readiness, Refused, Terms
 
 
 class Generation(Protocol):
@@ -17,6 +18,18 @@ class Generation(Protocol):
     @property
     def replica(self) -> str:
         """Id of the replica that answers."""
+        ...
+
+    @property
+    def terms(self) -> Terms:
+        """On which terms it is answered."""
+        ...
+
+    async def settled(self) -> None:
+        """Wait until model, replica and terms are final.
+
+        Raises ``RequestError`` or ``Overloaded`` where admission refuses the call after a wait.
+        """
         ...
 
     def __aiter__(self) -> AsyncIterator[Piece]: ...
@@ -48,6 +61,10 @@ class Gateway(Protocol):
 
     def metrics(self) -> tuple[bytes, str]:
         """Prometheus exposition of all metrics, and its content type."""
+        ...
+
+    def allowance(self, tenant: str) -> Allowance | None:
+        """What a tenant may still use, ``None`` where it has no limit per minute."""
         ...
 
     def refused(self, refused: Refused) -> None:

@@ -171,18 +171,19 @@ def _overloaded(error: Overloaded, row: Row) -> Problem:
     if error.measured is not None and error.threshold is not None:
         body["measured"], body["threshold"] = _finite(error.measured), _finite(error.threshold)
         told = f"{told}; measured={error.measured:g}; threshold={error.threshold:g}"
-    headers = [(b"x-sluice-reason", header_text(told)), *_retry_headers(error.retry_after_s)]
+    headers = [(b"x-sluice-reason", header_text(told)), *_retry_headers(error)]
     return Problem(error.status, body, tuple(headers))
 
 
-def _retry_headers(retry_after_s: float | None) -> Headers:
+def _retry_headers(error: Overloaded) -> Headers:
     """Advice for retrying: whole seconds rounded up, at least 1, and exact milliseconds."""
+    retry_after_s = error.retry_after_s
     if retry_after_s is None or not math.isfinite(retry_after_s):
         return [(b"x-should-retry", b"false")]
     return [
         (b"retry-after", str(max(1, math.ceil(retry_after_s))).encode()),
         (b"retry-after-ms", str(max(1, math.ceil(retry_after_s * 1000))).encode()),
-        (b"x-should-retry", b"true"),
+        (b"x-should-retry", b"true" if error.should_retry else b"false"),
     ]
 
 

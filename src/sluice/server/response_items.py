@@ -134,8 +134,14 @@ class Draft:
             "incomplete_details": incomplete,
             "output": [item.json(self._item_status()) for item in self._items],
             **self._settings,
-            "usage": _usage_json(self.usage) if self.usage is not None else None,
+            "service_tier": self._stamp.service_tier,
+            "usage": self._usage(),
         }
+
+    def _usage(self) -> Json | None:
+        if self.usage is None:
+            return None
+        return {**_usage_json(self.usage), **self._stamp.disclosure()}
 
     def _status(self) -> str:
         if self._finish is None:

@@ -30,7 +30,7 @@ async def responses(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> None:
     """Answer one response request."""
     request, call = await exchange.understood(partial(_understand, exchange))
     async with generating(exchange, gateway, [call]) as generation:
-        draft = Draft(stamp.with_model(generation.model), _settings(request))
+        draft = Draft(stamp.answered_by(generation), _settings(request))
         if request.stream:
             await _stream(exchange, generation, ResponseEvents(draft))
         else:
@@ -84,7 +84,7 @@ def call_of(request: ResponsesRequest, exchange: Exchange) -> Call:
         top_p=1.0 if request.top_p is None else request.top_p,
         logprobs_top=(request.top_logprobs or 0) if wants_logprobs else None,
     )
-    call = call_for(exchange, request.model, prompt, _format(request))
+    call = call_for(exchange, request, prompt, _format(request))
     return replace(call, sampling=sampling, output_tokens_max=request.max_output_tokens)
 
 
@@ -210,7 +210,6 @@ def _settings(request: ResponsesRequest) -> Json:
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "service_tier": "default",
         "store": False,
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": {"format": text_format or {"type": "text"}},

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sluice.config.sections import ServerSection
 from sluice.config.units import listen_address
 from sluice.core.errors import ConfigError, InvalidRequest, Overloaded
-from sluice.server.app import AsgiApp
+from sluice.server.exchange import AsgiApp
 from sluice.server.problems import Problem, problem_of
 
 _BACKLOG = 2048

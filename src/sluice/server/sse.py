@@ -39,10 +39,12 @@ class Encoder(Protocol):
 
 
 def answer_headers(generation: Generation) -> Headers:
-    """Headers that say who answers."""
+    """Headers that say who answers, and what was done to the answer."""
+    degraded = generation.terms.degraded
     return [
         (b"x-sluice-model", header_text(generation.model)),
         (b"x-sluice-replica", header_text(generation.replica)),
+        *([(b"x-sluice-degraded", ", ".join(degraded).encode())] if degraded else []),
     ]
 
 

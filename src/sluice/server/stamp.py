@@ -1,13 +1,17 @@
-"""What chunks and answers of all routes have in common: identity, token counts, probabilities."""
+"""What chunks and answers of all routes have in common: identity, token counts, probabilities.
+
+Token counts of a degraded answer carry what was done to it, under ``sluice``.
+"""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from sluice.core.request import Usage
-from sluice.runtime.generation import TextLogprob, TokenText
+from sluice.runtime.generation import Terms, TextLogprob, TokenText
+from sluice.server.ports import Generation
 from sluice.server.wire import Json
 
 _ID_PREFIXES = {
@@ -16,13 +20,29 @@ _ID_PREFIXES = {
     "text_completion": "cmpl-",
     "response": "resp_",
 }
+# What ``service_tier`` says of a request of no class.
+DEFAULT_TIER = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where time and identity come from.
+
+    ``wall_s`` is Unix time, ``monotonic_ns`` the clock of ``Call.arrived_ns``; ``new_id`` makes an
+    id that no other call has. ``version`` names the software in ``system_fingerprint``.
+    """
+
+    wall_s: Callable[[], float]
+    monotonic_ns: Callable[[], int]
+    new_id: Callable[[], str]
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """Identity of one answer. ``id`` is the call's; ``version`` names the software.
 
-    ``fingerprints`` are those of the models, by name.
+    ``fingerprints`` are those of the models, by name. ``terms`` are those on which it is answered.
     """
 
     id: str
@@ -30,10 +50,16 @@ class Stamp:
     model: str
     version: str
     fingerprints: Mapping[str, str] = field(default_factory=dict)
+    terms: Terms = field(default_factory=Terms)
 
-    def with_model(self, model: str) -> "Stamp":
-        """The same stamp for the model that answers, which may not be the one asked for."""
-        return replace(self, model=model)
+    def answered_by(self, generation: Generation) -> "Stamp":
+        """The same stamp with the model that answers, which may not be the one asked for."""
+        return replace(self, model=generation.model, terms=generation.terms)
+
+    @property
+    def service_tier(self) -> str:
+        """The class that was served, in OpenAI's word."""
+        return self.terms.slo_class or DEFAULT_TIER
 
     @property
     def fingerprint(self) -> str:
@@ -43,13 +69,32 @@ class Stamp:
 
     def fields(self, kind: str) -> Json:
         """The common fields of an object of this kind."""
-        return {
+        fields: Json = {
             "id": _ID_PREFIXES[kind] + self.id,
             "object": kind,
             "created": self.created_s,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
+        if kind.startswith("chat."):  # others have no such field, or have it among their settings
+            fields["service_tier"] = self.service_tier
+        return fields
+
+    def usage(self, usage: Usage) -> Json:
+        """Token counts in the shape of completions, with what was done to a degraded answer."""
+        return {**usage_json(usage), **self.disclosure()}
+
+    def disclosure(self) -> Json:
+        """What was done to a degraded answer, to stand beside its token counts."""
+        terms = self.terms
+        if not terms.degraded:
+            return {}
+        told: Json = {"degraded": list(terms.degraded)}
+        if terms.output_tokens_max is not None:
+            told["output_tokens_max"] = terms.output_tokens_max
+        if terms.model_asked:
+            told["model_asked"] = terms.model_asked
+        return {"sluice": told}
 
     def head(self, kind: str) -> bytes:
         """The common fields as JSON, without the braces around them."""

@@ -58,6 +58,7 @@ class Options(msgspec.Struct, kw_only=True):
     logit_bias: Annotated[dict[str, float], msgspec.Meta(max_length=TOKEN_IDS_MAX)] | None = None
     user: Text = None
     service_tier: Text = None
+    priority: Whole = None
     top_k: Whole = None
     min_p: Number = None
     repetition_penalty: Number = None
@@ -124,6 +125,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     metadata: Annotated[dict[str, str], msgspec.Meta(max_length=ENTRIES_MAX)] | None = None
     user: Text = None
     service_tier: Text = None
+    priority: Whole = None
     store: Flag = None
     background: Flag = None
     previous_response_id: Text = None

@@ -14,6 +14,7 @@ from sluice.telemetry.journal import Entry, JournalReader
 from sluice.telemetry.records import (
     FirstToken,
     RequestArrived,
+    RequestDegraded,
     RequestDispatched,
     RequestEnded,
     RequestRefused,
@@ -33,8 +34,10 @@ NEAREST_IDS = 5
 class Decision:
     """What the fleet decided about the request, and the numbers behind it.
 
-    A dispatch has ``replica``, ``attempt`` and ``scores``; a refusal ``status``, ``reason``,
-    ``measured``, ``threshold`` and ``retry_after_s``.
+    A dispatch has ``replica``, ``attempt`` and ``scores``, and where the request had to wait what
+    was predicted for that and how long it was; a refusal ``status``, ``reason``, ``measured``,
+    ``threshold`` and ``retry_after_s``; a degradation its ``rung`` with ``output_tokens_max``, or
+    with the ``model`` that answers and the two numbers compared.
     """
 
     at_ns: int
@@ -46,6 +49,11 @@ class Decision:
     measured: float = 0.0
     threshold: float = 0.0
     retry_after_s: float | None = None
+    predicted_wait_ns: int | None = None
+    waited_ns: int | None = None
+    rung: str = ""
+    output_tokens_max: int | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +230,24 @@ def _add(life: Life, entry: Entry, arrived_ns: int) -> None:
     at_ns = record.t_ns - arrived_ns
     match record:
         case RequestDispatched(id=life.id):
-            made = Decision(at_ns, record.replica, record.attempt, record.scores)
+            made = Decision(
+                at_ns,
+                record.replica,
+                record.attempt,
+                record.scores,
+                predicted_wait_ns=record.predicted_wait_ns,
+                waited_ns=record.waited_ns,
+            )
+            life.decisions.append(made)
+        case RequestDegraded(id=life.id):
+            made = Decision(
+                at_ns,
+                rung=record.rung,
+                output_tokens_max=record.output_tokens_max,
+                model=record.model,
+                measured=record.measured or 0.0,
+                threshold=record.threshold or 0.0,
+            )
             life.decisions.append(made)
         case RequestRejected(id=life.id):
             made = Decision(

@@ -8,6 +8,7 @@ sends.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from itertools import pairwise
 from typing import Literal
 
@@ -29,6 +30,18 @@ TOKEN_S = (
 BUCKETS_MAX = 200
 
 Kind = Literal["counter", "gauge", "histogram"]
+
+# The value of ``slo_class`` of requests that are served in no class.
+NO_CLASS = "default"
+
+
+class Outcome(StrEnum):
+    """What became of a request against the targets of its class."""
+
+    MET = "met"  # a whole answer within all targets: goodput
+    MISSED = "missed"  # late, cut off by its deadline, or failed
+    REFUSED = "refused"  # by admission, for want of capacity
+    LEFT = "left"  # its client left
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,8 @@ def _gauge(name: str, labels: tuple[str, ...], meaning: str) -> Metric:
 
 
 _MODEL = ("model",)
+_CLASS = ("model", "slo_class", "outcome")
+_TIER = ("model", "tier")
 _REPLICA = ("model", "replica")
 
 METRICS: tuple[Metric, ...] = (
@@ -90,12 +105,27 @@ METRICS: tuple[Metric, ...] = (
     _histogram("sluice_itl_seconds", "Time between two chunks of a stream.", TOKEN_S),
     _histogram("sluice_e2e_seconds", "Time from arrival to the ending of a request."),
     _histogram("sluice_queue_seconds", "Time a request waited before its prefill began."),
+    _histogram(
+        "sluice_wait_predicted_seconds",
+        "Wait for a replica that was predicted for requests which had to wait.",
+    ),
+    _histogram("sluice_wait_actual_seconds", "Wait of the same requests as it turned out."),
     _histogram("sluice_prefill_seconds", "Time a request spent in prefill."),
     _histogram("sluice_decode_seconds", "Time a request spent in decode."),
     _histogram("sluice_step_seconds", "Wall time of a step, sampled by load reports.", TOKEN_S),
     _counter("sluice_requests_total", _MODEL, "Requests that arrived for a model."),
     _counter("sluice_requests_ended_total", ("model", "reason"), "Endings of accepted requests."),
     _counter("sluice_refusals_total", ("model", "reason"), "Requests refused, by reason."),
+    _counter(
+        "sluice_degradations_total",
+        ("model", "rung"),
+        "Requests for a model that were degraded, by rung of their ladder.",
+    ),
+    _counter(
+        "sluice_class_requests_total",
+        _CLASS,
+        "Requests by SLO class and what became of them; those that met their targets are goodput.",
+    ),
     _counter(
         "sluice_phase_seconds_total",
         ("model", "phase"),
@@ -114,6 +144,17 @@ METRICS: tuple[Metric, ...] = (
     _gauge("sluice_requests_waiting", _MODEL, "Sequences that wait, in the fleet or a replica."),
     _gauge("sluice_queue_places", _MODEL, "Places in use, running and waiting."),
     _gauge("sluice_queue_places_max", _MODEL, "Places beyond which requests are refused."),
+    _gauge("sluice_waiting_tokens", _MODEL, "Prompt tokens of requests that wait in the fleet."),
+    _gauge("sluice_waiting_bytes", _MODEL, "Bodies of requests that wait in the fleet."),
+    _gauge("sluice_wait_newcomer_seconds", _MODEL, "Wait predicted for a request that comes now."),
+    _gauge(
+        "sluice_wait_margin_ratio",
+        _MODEL,
+        "Factor by which predicted waits are stretched, from how wrong they were of late.",
+    ),
+    _gauge("sluice_tier_wait_seconds", _TIER, "Longest wait so far of a request in each tier."),
+    _gauge("sluice_bookings", _MODEL, "Refused clients that were told when to come back."),
+    _gauge("sluice_bookings_kept_ratio", _MODEL, "Share of them that do come back as told."),
     _gauge("sluice_kv_usage_ratio", _MODEL, "Share of the KV blocks in use, 0 to 1."),
     _gauge("sluice_kv_blocks_used", _REPLICA, "KV blocks held by sequences."),
     _gauge("sluice_kv_blocks_cached", _REPLICA, "KV blocks in the prefix cache."),

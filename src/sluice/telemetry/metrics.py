@@ -9,6 +9,7 @@ For one thread: a scrape sees whole updates because it runs on that thread too.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -20,19 +21,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 
 import sluice
+from sluice.core.admission import REASONS
 from sluice.core.events import Report
 from sluice.core.fleet_replica import ReplicaView
 from sluice.core.lifecycle import ReplicaState
 from sluice.core.pools import PoolView
-from sluice.core.request import EndReason, Phase, PhaseTimes, Usage
-from sluice.telemetry.metric_table import VLLM_ALIASES, Metric, with_buckets
+from sluice.core.request import TIER_MAX, EndReason, Phase, PhaseTimes, Rung, Usage
+from sluice.telemetry.metric_table import NO_CLASS, VLLM_ALIASES, Metric, Outcome, with_buckets
 
 # Label value of everything that is not in a closed set, such as a model that is not served.
 OTHER = "other"
 
 REFUSAL_REASONS = frozenset({
-    "queue_full", "queue_deadline", "not_ready", "load_failed", "draining",
-    "context_length_exceeded", "too_many_choices", "invalid_request", "invalid_api_key",
+    *REASONS, "invalid_request", "invalid_api_key",
     "permission_denied", "model_not_found", "not_found", "method_not_allowed", "body_too_large",
     "body_too_slow", "headers_too_large", "engine_error", "replica_lost", "model_not_loaded",
     "internal_error",
@@ -81,14 +82,16 @@ Histograms = dict[tuple[str, ...], Buckets]
 class Metrics:
     """All metrics of one gateway.
 
-    ``buckets`` replaces bucket bounds by metric name and raises ``ConfigError`` where they cannot
-    be used. ``journal_dropped`` is read at each scrape.
+    ``slo_classes`` are the names of the configured classes. ``buckets`` replaces bucket bounds by
+    metric name and raises ``ConfigError`` where they cannot be used. ``journal_dropped`` is read at
+    each scrape.
     """
 
     def __init__(
         self,
         models: Sequence[str],
         *,
+        slo_classes: Sequence[str] = (),
         buckets: Mapping[str, tuple[float, ...]] | None = None,
         vllm_aliases: bool = False,
         journal_dropped: Callable[[], int] = lambda: 0,
@@ -97,13 +100,16 @@ class Metrics:
         self._vllm_aliases = vllm_aliases
         self._journal_dropped = journal_dropped
         self._models = frozenset(models)
+        self._classes = (NO_CLASS, *slo_classes)
         self._times: dict[str, Histograms] = {}
         self._counts: dict[str, Values] = {}
         for metric in self._table.values():
             if metric.kind == "histogram":
                 self._times[metric.name] = {(m,): Buckets(metric.buckets) for m in models}
             elif metric.kind == "counter":
-                self._counts[metric.name] = dict.fromkeys(_known_keys(metric, models), 0.0)
+                self._counts[metric.name] = dict.fromkeys(
+                    _known_keys(metric, models, self._classes), 0.0
+                )
         self._seen: dict[str, _Seen] = {}
         self._pools: Sequence[PoolView] = ()
         self._registry = CollectorRegistry(auto_describe=False)
@@ -123,6 +129,20 @@ class Metrics:
         """
         label = reason if reason in REFUSAL_REASONS else OTHER
         self._add("sluice_refusals_total", (self._known(model), label), 1)
+
+    def degraded(self, model: str, rung: Rung) -> None:
+        """A rung of the ladder of a request for this model was taken."""
+        self._add("sluice_degradations_total", (model, rung), 1)
+
+    def outcome(self, model: str, slo_class: str, outcome: Outcome) -> None:
+        """What became of a request of a class, empty for none."""
+        name = (slo_class or NO_CLASS) if slo_class in {"", *self._classes} else OTHER
+        self._add("sluice_class_requests_total", (model, name, outcome), 1)
+
+    def waited(self, model: str, predicted_ns: int, actual_ns: int) -> None:
+        """A request that had to wait in the fleet came to a replica."""
+        self._times["sluice_wait_predicted_seconds"][model,].observe(predicted_ns * _NS)
+        self._times["sluice_wait_actual_seconds"][model,].observe(actual_ns * _NS)
 
     def first_token(self, model: str, ttft_s: float, tokens: int = 1) -> None:
         """The first chunk was sent, ``ttft_s`` after the request arrived, before tokenising."""
@@ -218,6 +238,9 @@ class Metrics:
         for pool in self._pools:
             for name, value in _pool_gauges(pool).items():
                 found.setdefault(f"sluice_{name}", {})[pool.model,] = value
+            waits = found.setdefault("sluice_tier_wait_seconds", {})
+            waits |= {(pool.model, str(tier)): 0.0 for tier in range(TIER_MAX + 1)}
+            waits |= {(pool.model, str(tier)): ns * _NS for tier, ns in pool.longest_wait_ns}
             for replica in pool.replicas:
                 states = found.setdefault("sluice_replica_state", {})
                 for state in ReplicaState:
@@ -227,13 +250,19 @@ class Metrics:
         return found
 
 
-def _known_keys(metric: Metric, models: Sequence[str]) -> list[tuple[str, ...]]:
+def _known_keys(
+    metric: Metric, models: Sequence[str], classes: Sequence[str]
+) -> list[tuple[str, ...]]:
     """Label values that a counter has from the start at 0, so that its first increase is seen."""
     match metric.labels:
         case ("model",):
             return [(model,) for model in models]
         case ("model", "phase"):
             return [(model, phase) for model in models for phase in Phase]
+        case ("model", "rung"):
+            return [(model, rung) for model in models for rung in (Rung.SHORTEN, Rung.SMALLER)]
+        case ("model", "slo_class", "outcome"):
+            return list(product(models, classes, Outcome))
         case ("model", "reason") if metric.name == "sluice_requests_ended_total":
             return [(model, reason) for model in models for reason in EndReason]
         case _:
@@ -272,6 +301,12 @@ def _pool_gauges(pool: PoolView) -> dict[str, float]:
         "requests_waiting": pool.waiting_places + waiting_inside,
         "queue_places": pool.places,
         "queue_places_max": pool.places_max,
+        "waiting_tokens": pool.waiting_tokens,
+        "waiting_bytes": pool.waiting_bytes,
+        "wait_newcomer_seconds": pool.wait_ns * _NS,
+        "wait_margin_ratio": pool.margin,
+        "bookings": pool.bookings,
+        "bookings_kept_ratio": pool.returning,
         "kv_usage_ratio": used / blocks if blocks else 0.0,
     }
 

@@ -54,12 +54,33 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class RequestDispatched(Record, frozen=True):
-    """The fleet gave the request to a replica. ``scores`` are those compared, best first."""
+    """The fleet gave the request to a replica. ``scores`` are those compared, best first.
+
+    ``predicted_wait_ns`` was promised when it began to wait in the fleet and ``waited_ns`` is how
+    long it did; both are absent where it started at once.
+    """
 
     id: str
     replica: str
     attempt: int
     scores: tuple[Score, ...] = ()
+    predicted_wait_ns: int | None = None
+    waited_ns: int | None = None
+
+
+class RequestDegraded(Record, frozen=True):
+    """A rung of the request's ladder was taken.
+
+    ``shorten`` has ``output_tokens_max``. ``smaller`` has the ``model`` that answers, and the
+    numbers for which its own model did not take it.
+    """
+
+    id: str
+    rung: str
+    output_tokens_max: int | None = None
+    model: str = ""
+    measured: float | None = None
+    threshold: float | None = None
 
 
 class RequestRejected(Record, frozen=True):
@@ -207,6 +228,7 @@ class Gap(Record, frozen=True):
 AnyRecord = (
     RequestArrived
     | RequestDispatched
+    | RequestDegraded
     | RequestRejected
     | RequestRefused
     | FirstToken

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from sluice.core.errors import ModelNotFound
 from sluice.core.request import EndReason, PhaseTimes, Usage
+from sluice.core.tenants import Allowance
 from sluice.runtime.generation import (
     Call,
     ChoiceEnded,
@@ -20,6 +21,7 @@ from sluice.runtime.generation import (
     Piece,
     Readiness,
     Refused,
+    Terms,
 )
 
 
@@ -46,12 +48,15 @@ class Script:
 
     ``before`` runs before the call is admitted: waits, or an exception that refuses it. ``steps``
     are the pieces, with waits between them; an exception among them is raised from the iteration.
+    ``waits`` run between its admission and its coming to a replica, like ``before``.
     """
 
     steps: Sequence[Step]
     before: Sequence[Pause | Hold | Exception] = ()
     model: str = ""
     replica: str = "replica-0"
+    terms: Terms = field(default_factory=Terms)
+    waits: Sequence[Pause | Hold | Exception] = ()
 
 
 @dataclass
@@ -105,6 +110,7 @@ class FakeGateway:
     ) -> None:
         self.script = script or (lambda call: speak(call, "Hello", " world", "."))
         self.recorded = Recorded()
+        self.allowances: dict[str, Allowance] = {}
         self.status = readiness or Readiness(ready=True, reason="")
         self._models = tuple(ModelCard(name, 1_700_000_000, 2048) for name in models)
         self._sleep = sleep
@@ -135,6 +141,10 @@ class FakeGateway:
         """A constant exposition."""
         return b"sluice_fake 1\n", "text/plain; version=0.0.4; charset=utf-8"
 
+    def allowance(self, tenant: str) -> Allowance | None:
+        """What the test put into ``allowances``."""
+        return self.allowances.get(tenant)
+
     def refused(self, refused: Refused) -> None:
         """Record a refusal by the server."""
         self.recorded.refused.append(refused)
@@ -163,6 +173,12 @@ class FakeGeneration:
         self._over = False
         self.model = script.model or call.model
         self.replica = script.replica
+        self.terms = script.terms
+
+    async def settled(self) -> None:
+        """Let the waits pass."""
+        for step in self._script.waits:
+            await self._wait(step)
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         for step in self._script.steps:

@@ -22,9 +22,9 @@ from sluice.core.events import (
     Submitted,
 )
 from sluice.core.lifecycle import SequenceState
-from sluice.core.policies import PREEMPTIONS_MAX
 from sluice.core.replica import Replica
 from sluice.core.request import EndReason, Request, SequenceId
+from sluice.core.residency import PREEMPTIONS_MAX
 from sluice.core.roster import BatchingLimits, BatchingPolicy
 from sluice.core.sampling import Sampling
 from sluice.core.step import Plan

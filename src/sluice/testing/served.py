@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from sluice.config.sections import ServerSection
-from sluice.server.app import Sources, create_app
+from sluice.server.app import create_app
 from sluice.server.limits import Limits
 from sluice.server.ports import Gateway
 from sluice.server.serve import address_of, bind, new_event_loop, serve
+from sluice.server.stamp import Sources
 
 Result = TypeVar("Result")
 CREATED_S = 1_750_000_000

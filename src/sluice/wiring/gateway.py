@@ -8,20 +8,22 @@ import os
 import random
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
 from sluice.catalog.catalogue import Catalogue
+from sluice.cluster.classes import ServiceClasses
 from sluice.cluster.fleet_driver import FleetDriver, Launch
 from sluice.cluster.gateway import LocalGateway
 from sluice.cluster.local import Patience, ReplicaListener, ReplicaProcess
 from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel
-from sluice.config.sections import CatalogueSection, JournalSection, ModelSection
+from sluice.config.sections import CatalogueSection, JournalSection, ModelSection, TenantSection
 from sluice.config.settings import Settings
 from sluice.core.fleet import Fleet
 from sluice.core.pools import PoolLimits
+from sluice.core.tenants import TenantLimits
 from sluice.executors.openvino_ir import prepare_ir
 from sluice.runtime.clock import monotonic_ns, wall_s
 from sluice.runtime.generation import ModelCard
@@ -67,17 +69,21 @@ def make_gateway(settings: Settings, models: tuple[PreparedModel, ...]) -> Local
     journal = open_journal(settings.journal, "gateway")
     metrics = Metrics(
         [model.name for model in models],
+        slo_classes=list(settings.slo),
         buckets=settings.metrics.buckets,
         vllm_aliases=settings.metrics.vllm_aliases,
         journal_dropped=(lambda: journal.dropped) if journal is not None else (lambda: 0),
     )
 
-    pools = [_pool_limits(model, replicas) for model in models]
+    pools = [
+        pool_limits(model.name, model.section, [one for one, of in replicas.items() if of is model])
+        for model in models
+    ]
     trial = GrammarTrial()
     served = {model.name: _served(model, settings, trial) for model in models}
     observer = Observer(metrics, journal, monotonic_ns, deployment(models))
     driver = FleetDriver(
-        fleet=Fleet(pools, chance=random.SystemRandom()),
+        fleet=Fleet(pools, chance=random.SystemRandom(), tenants=tenant_limits(settings.tenants)),
         models=served,
         replicas={replica_id: model.name for replica_id, model in replicas.items()},
         launch=_launch(replicas, settings.journal),
@@ -115,13 +121,35 @@ def _threads_each(replicas: int) -> int | None:
     return max(1, len(os.sched_getaffinity(0)) // replicas)
 
 
-def _pool_limits(model: PreparedModel, replicas: Mapping[str, PreparedModel]) -> PoolLimits:
+def pool_limits(name: str, section: ModelSection, replica_ids: Sequence[str]) -> PoolLimits:
+    """What the fleet holds to for one model, from its settings."""
+    aging_s = section.aging_s
     return PoolLimits(
-        model=model.name,
-        replica_ids=tuple(one for one, of in replicas.items() if of is model),
-        queue_places_max=model.section.queue_requests_max,
-        queue_wait_ns_max=int(model.section.queue_wait_s_max * 1e9),
+        model=name,
+        replica_ids=tuple(replica_ids),
+        queue_places_max=section.queue_requests_max,
+        queue_wait_ns_max=round(section.queue_wait_s_max * 1e9),
+        queue_tokens_max=section.queue_tokens_max,
+        queue_bytes_max=section.queue_bytes_max,
+        smaller=section.smaller,
+        utilisation=section.utilisation,
+        headroom=section.headroom,
+        aging_ns=None if aging_s is None else round(aging_s * 1e9),
     )
+
+
+def tenant_limits(tenants: Mapping[str, TenantSection]) -> list[TenantLimits]:
+    """What the fleet holds to for each tenant, from its settings."""
+    return [
+        TenantLimits(
+            name=name,
+            requests_per_minute=section.requests_per_minute,
+            tokens_per_minute=section.tokens_per_minute,
+            concurrency=section.concurrency,
+            weight=section.weight,
+        )
+        for name, section in tenants.items()
+    ]
 
 
 def _served(model: PreparedModel, settings: Settings, trial: GrammarTrial) -> ServedModel:
@@ -135,7 +163,7 @@ def _served(model: PreparedModel, settings: Settings, trial: GrammarTrial) -> Se
         card=card,
         tokenizer=Tokenizer.load(model.folder),
         template=ChatTemplate(model.folder.facts, lambda: datetime.now(UTC)),
-        slo=settings.slo,
+        classes=ServiceClasses(settings.slo, settings.tenants, model.section.slo),
         new_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
         trial=trial,
     )

@@ -116,6 +116,8 @@ def batching_limits(section: ModelSection, limits: ReplicaLimits) -> BatchingLim
         policy=BatchingPolicy(section.policy),
         static_sequences=section.static_batch,
         prefix_cache=section.prefix_cache,
+        prefill_share=section.prefill_share,
+        kv_headroom=section.kv_headroom,
     )
 
 

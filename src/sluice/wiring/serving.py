@@ -16,8 +16,9 @@ from sluice import __version__
 from sluice.cluster.gateway import LocalGateway
 from sluice.config.sections import ServerSection
 from sluice.runtime.clock import monotonic_ns, wall_s
-from sluice.server.app import Sources, create_app
+from sluice.server.app import create_app
 from sluice.server.serve import serve
+from sluice.server.stamp import Sources
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,92 @@
+"""Which SLO class a call is served in, and what the class means for one request, as numbers.
+
+The class is the one that ``x-sluice-slo`` names, else the one that ``service_tier`` names, else
+that of the tenant, else that of the model. Called by ``served``, which makes the request of a call.
+What becomes of a request under overload is the fleet's decision.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from sluice.config.sections import SloSection, TenantSection
+from sluice.core.errors import InvalidRequest
+from sluice.core.request import Request, Rung
+from sluice.runtime.generation import Call
+
+NS_PER_S = 1_000_000_000
+
+# ``service_tier`` of clients that leave the choice to the server.
+UNNAMED_TIERS = ("", "auto", "default")
+# Tiers that OpenAI sells; where no class has that name they are served as the default.
+OPENAI_TIERS = ("flex", "priority", "scale")
+_DEGRADING = (Rung.SHORTEN, Rung.SMALLER)
+
+
+class ServiceClasses:
+    """The classes that calls for one model can be served in. ``default`` is the model's own."""
+
+    def __init__(
+        self,
+        slo: Mapping[str, SloSection],
+        tenants: Mapping[str, TenantSection] = MappingProxyType({}),
+        default: str | None = None,
+    ) -> None:
+        self._slo = slo
+        self._tenants = tenants
+        self._default = default
+
+    def named(self, call: Call) -> Call:
+        """The call with the name of its class, empty for none. Raises ``InvalidRequest``."""
+        if call.slo_class:
+            self._check(call.slo_class, "x-sluice-slo")
+            return call
+        tier = call.service_tier
+        if tier in self._slo:
+            return replace(call, slo_class=tier)
+        if tier not in UNNAMED_TIERS and tier not in OPENAI_TIERS:
+            self._check(tier, "service_tier")
+        tenant = self._tenants.get(call.tenant)
+        own = None if tenant is None else tenant.slo
+        return replace(call, slo_class=own or self._default or "")
+
+    def request(self, call: Call, prompt: tuple[int, ...], output_tokens_max: int) -> Request:
+        """What the policy is told of a call whose class is named."""
+        slo = self._slo.get(call.slo_class, SloSection())
+        tenant = self._tenants.get(call.tenant)
+        ladder = tuple(Rung(rung) for rung in slo.overload)
+        if not call.may_degrade:
+            ladder = tuple(rung for rung in ladder if rung not in _DEGRADING)
+        deadlines_ns = (call.deadline_ns, _due_ns(call, slo.e2e_s))
+        return Request(
+            id=call.id,
+            arrived_ns=call.arrived_ns,
+            prompt=prompt,
+            output_tokens_max=output_tokens_max,
+            choices=call.choices,
+            tier=slo.tier if call.priority is None else call.priority,
+            tenant=call.tenant,
+            weight=1.0 if tenant is None else tenant.weight,
+            slo_class=call.slo_class,
+            ttft_due_ns=_due_ns(call, slo.ttft_s),
+            tpot_ns=None if slo.tpot_s is None else round(slo.tpot_s * NS_PER_S),
+            quantile=slo.percentile / 100,
+            deadline_ns=min((at for at in deadlines_ns if at is not None), default=None),
+            queue_due_ns=_due_ns(call, slo.queue_wait_s_max),
+            overload=ladder,
+            shorten_tokens=slo.shorten_tokens if Rung.SHORTEN in ladder else None,
+            body_bytes=call.body_bytes,
+            likeness=call.likeness,
+        )
+
+    def _check(self, name: str, param: str) -> None:
+        if name not in self._slo:
+            known = ", ".join(sorted(self._slo)) or "none"
+            raise InvalidRequest(
+                f"The SLO class {name[:64]!r} is not configured; configured: {known}.", param=param
+            )
+
+
+def _due_ns(call: Call, target_s: float | None) -> int | None:
+    """The instant of a time that runs from the arrival of the call."""
+    return None if target_s is None else call.arrived_ns + round(target_s * NS_PER_S)

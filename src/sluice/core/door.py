@@ -1,0 +1,266 @@
+"""Whether a request can be promised what its class says: at the door, while it waits, at its start.
+
+Asked by ``core/fleet.py`` about a ``core/pools.py`` pool. A promise counts on the pool's
+``utilisation`` and on what was learned of its margins; a request that waits is given up only when
+it would be late without either, so that what was promised is not taken back for a guess.
+
+The first late request of a sweep says who has to go (Moore and Hodgson 1968): of those up to it,
+one of the worst class present, with the most work. The class is the tier and, within it, whether
+the tenant is ahead of its share. One deviation: where the newcomer is of that class it is the
+newcomer, because a refusal at once can be acted on and one after a wait cannot.
+"""
+
+from collections.abc import Sequence
+
+from sluice.core.accepted import Accepted, Work
+from sluice.core.admission import NS_PER_S, Refusal, never_runs
+from sluice.core.events import Dispatch, ReplicaScore
+from sluice.core.feasibility import Outlook
+from sluice.core.ladder import Leaves, Stays, walk
+from sluice.core.pools import Pool
+from sluice.core.request import Request, Rung
+
+# At most so many of the waiting give way to one newcomer, or are given up in one sweep.
+DROPS_MAX = 8
+# Of the times from dispatch to first token this part of the allowed misses is planned for: the rest
+# is left for what nobody predicted.
+START_MISSES = 0.4
+
+
+def answer(
+    pool: Pool, request: Request, number: int, now_ns: int
+) -> tuple["Door", Stays | Leaves | Refusal]:
+    """What becomes of a request that can run here; nothing is counted yet."""
+    pool.came(request, now_ns)
+    accepted = pool.accept(request, number, now_ns)
+    if pool.returns.claimed(request, now_ns):
+        accepted.order = (accepted.order[0], 0, *accepted.order[2:])
+        if hopeless(pool, accepted):
+            accepted.ttft_due_ns = None
+    door = Door(pool, accepted, now_ns)
+    return door, walk(request, door)
+
+
+def place_next(pool: Pool, now_ns: int) -> Dispatch | tuple[Accepted, Refusal] | None:
+    """Give the request that goes next to the best replica; ``None`` where it fits on none.
+
+    One that would be late gets its refusal instead.
+    """
+    accepted = pool.next_up(now_ns)
+    scores = pool.standing(accepted, now_ns)
+    if not scores:
+        return None
+    refusal = late_at_start(pool, accepted, scores[0].replica_id, now_ns)
+    if refusal is not None and not accepted.attempts:
+        return accepted, refusal
+    pool.queue.took_turn(accepted)
+    pool.queue.remove(accepted)
+    return pool.start(accepted, scores, now_ns)
+
+
+class Door:
+    """The judgement of one arrival. ``accepted`` is the request as it would be counted.
+
+    After consent, ``scores`` are the replicas that can start it, best first, empty where it waits;
+    ``drops`` are the waiting that give way to it.
+    """
+
+    def __init__(self, pool: Pool, accepted: Accepted, now_ns: int) -> None:
+        self._pool = pool
+        self._now_ns = now_ns
+        self.accepted = accepted
+        self.scores: tuple[ReplicaScore, ...] = ()
+        self.drops: tuple[tuple[Accepted, Refusal], ...] = ()
+
+    def _shape(self, request: Request) -> None:
+        if request is not self.accepted.request:
+            self.accepted.request = request
+            self.accepted.work = self._pool.work(request, self.accepted.cached)
+
+    def starts(self, request: Request) -> Refusal | None:
+        """See ``ladder.Door``."""
+        self._shape(request)
+        pool, accepted, now_ns = self._pool, self.accepted, self._now_ns
+        if not pool.queue or pool.goes_first(accepted):
+            self.scores = pool.standing(accepted, now_ns)
+        if not self.scores:
+            places = sum(replica.places for replica in pool.ready()) + request.choices
+            return Refusal(429, "queue_full", places, pool.seats(), pool.departure_ns(1, now_ns))
+        refusal = late_at_start(pool, accepted, self.scores[0].replica_id, now_ns)
+        if refusal is not None:
+            self.scores = ()
+        return refusal
+
+    def waits(self, request: Request) -> Refusal | None:
+        """See ``ladder.Door``."""
+        self._shape(request)
+        pool, accepted, now_ns = self._pool, self.accepted, self._now_ns
+        refusal = pool.no_room(accepted, now_ns)
+        if refusal is not None:
+            return refusal
+        if accepted.timed or pool.queue.timed:
+            return self._feasible(pool, accepted, now_ns)
+        # Nobody can be late, and the wait is told to the operator alone.
+        accepted.predicted_wait_ns = pool.departure_ns(pool.queue.places + 1, now_ns)
+        return None
+
+    def smaller(self, request: Request) -> str | None:
+        """See ``ladder.Door``."""
+        pool = self._pool.smaller
+        if pool is None or Rung.SMALLER in request.degraded or not pool.ready():
+            return None
+        limits = pool.widest()
+        if limits is None or never_runs(request, limits) is not None:
+            return None
+        door = Door(pool, pool.accept(request, self.accepted.number, self._now_ns), self._now_ns)
+        if door.starts(request) is None or door.waits(request) is None:
+            return pool.limits.model
+        return None
+
+    def _feasible(self, pool: Pool, accepted: Accepted, now_ns: int) -> Refusal | None:
+        """Whether it, and those behind whom it would delay, are on time; notes who gives way."""
+        order = pool.order_with(accepted)
+        expected = pool.expected(accepted, now_ns)
+        drops: list[tuple[Accepted, Refusal]] = []
+        while True:
+            outlooks = pool.forecast(order, now_ns, newcomer=accepted, expected=expected)
+            place = order.index(accepted)
+            accepted.predicted_wait_ns = outlooks[place].start_ns - now_ns
+            accepted.predicted_first_ns = outlooks[place].first_ns - now_ns
+            refusal = lateness(
+                pool, accepted, outlooks[place], pool.promised(accepted, now_ns), now_ns
+            )
+            if refusal is not None:
+                return refusal
+            found = first_late(pool, order, outlooks, now_ns, start=place + 1)
+            if found is None:
+                self.drops = tuple(drops)
+                return None
+            late, refusal = found
+            if pool.rank(order[late]) == pool.rank(accepted) or len(drops) == DROPS_MAX:
+                return refusal
+            dropped = gives_way(pool, order[: late + 1])
+            if dropped is None or dropped is accepted:
+                return refusal
+            drops.append((dropped, refusal))
+            order.remove(dropped)
+
+
+def lateness(
+    pool: Pool, accepted: Accepted, outlook: Outlook, factor: float, now_ns: int
+) -> Refusal | None:
+    """Why the request would be late if all before its first token takes ``factor`` times as long.
+
+    The refusal's wait is the time by which it would be late.
+    """
+    first_ns = now_ns + round((outlook.first_ns - now_ns) * factor)
+    late = _late_answer(pool, accepted, outlook, first_ns, now_ns)
+    due_ns = accepted.ttft_due_ns
+    if late is not None or due_ns is None or first_ns <= due_ns:
+        return late
+    arrived_ns = accepted.request.arrived_ns
+    measured, threshold = first_ns - arrived_ns, due_ns - arrived_ns
+    wait_ns = first_ns - due_ns
+    return Refusal(429, "predicted_late", measured / NS_PER_S, threshold / NS_PER_S, wait_ns)
+
+
+def _late_answer(
+    pool: Pool, accepted: Accepted, outlook: Outlook, first_ns: int, now_ns: int
+) -> Refusal | None:
+    """Why the request would not be done by its deadline with its first token at ``first_ns``."""
+    request = accepted.request
+    if request.deadline_ns is None:
+        return None
+    tokens = pool.service.output_tokens(request, 0, request.quantile)
+    token_ns = (outlook.end_ns - outlook.first_ns) / max(1, accepted.work.output_tokens - 1)
+    decode_ns = round((tokens - 1) * token_ns)
+    left_ns, measured_ns = request.deadline_ns - now_ns, first_ns + decode_ns - now_ns
+    if measured_ns <= left_ns:
+        return None
+    # Where its own answer takes longer than it has, no later time is better.
+    wait_ns = None if decode_ns > left_ns else measured_ns - left_ns
+    measured, threshold = measured_ns / NS_PER_S, left_ns / NS_PER_S
+    return Refusal(429, "deadline_infeasible", measured, threshold, wait_ns)
+
+
+def late_at_start(pool: Pool, accepted: Accepted, replica_id: str, now_ns: int) -> Refusal | None:
+    """Why a request that is about to be dispatched would be late.
+
+    One that could not be on time on an idle replica either is served for its own sake: a first
+    token target that cannot be met is no reason to be never served.
+    """
+    replica = pool.replica(replica_id)
+    work, report = accepted.work, replica.report
+    token_ns = pool.service.token_ns(report)
+    alone_ns = pool.service.prefill_ns(work.prefill_tokens, report) + token_ns
+    rank = pool.rank(accepted)
+    first_ns = replica.backlog_ns(rank, pool.rank, pool.service, now_ns) + alone_ns
+    accepted.start_first_ns = first_ns
+    if not accepted.timed:
+        return None
+    decode_ns = (work.output_tokens - 1) * token_ns
+    outlook = Outlook(now_ns, now_ns + first_ns, now_ns + first_ns + decode_ns)
+    quantile = 1.0 - START_MISSES * (1.0 - accepted.request.quantile)
+    factor = pool.start_margin.factor(quantile, now_ns) if accepted.order[1] else 1.0
+    refusal = lateness(pool, accepted, outlook, factor, now_ns)
+    if refusal is None or refusal.reason != "predicted_late":
+        return refusal
+    return None if hopeless(pool, accepted) else refusal
+
+
+def hopeless(pool: Pool, accepted: Accepted) -> bool:
+    """Whether its first token would be late on a replica with nothing else to do, if known."""
+    due_ns = accepted.ttft_due_ns
+    least_ns = pool.service.least_prefill_ns(accepted.work.prefill_tokens)
+    return due_ns is not None and (least_ns is None or accepted.accepted_ns + least_ns > due_ns)
+
+
+def first_late(
+    pool: Pool,
+    order: Sequence[Accepted],
+    outlooks: Sequence[Outlook],
+    now_ns: int,
+    start: int = 0,
+) -> tuple[int, Refusal] | None:
+    """The first of the waiting from ``start`` on that would be late even without any margin."""
+    for place in range(start, len(order)):
+        if order[place].timed:
+            refusal = lateness(pool, order[place], outlooks[place], 1.0, now_ns)
+            if refusal is not None:
+                return place, refusal
+    return None
+
+
+def gives_way(pool: Pool, candidates: Sequence[Accepted]) -> Accepted | None:
+    """Of these waiting the one with the most work in the worst class; none that was dispatched."""
+    droppable = [accepted for accepted in candidates if not accepted.attempts]
+    if not droppable:
+        return None
+
+    def weight(accepted: Accepted) -> tuple[tuple[int, bool], int, int]:
+        work: Work = accepted.work
+        amount = work.prefill_tokens + work.places * work.output_tokens
+        return (pool.rank(accepted), amount, accepted.number)
+
+    return max(droppable, key=weight)
+
+
+def give_up(pool: Pool, now_ns: int) -> list[tuple[Accepted, Refusal]]:
+    """Those of the waiting that have to go so that the others are on time; looks now and then."""
+    if not pool.sweep_is_due(now_ns):
+        return []
+    order = list(pool.in_order())
+    drops: list[tuple[Accepted, Refusal]] = []
+    while order and len(drops) < DROPS_MAX:
+        outlooks = pool.forecast(order, now_ns)
+        found = first_late(pool, order, outlooks, now_ns)
+        if found is None:
+            break
+        late, refusal = found
+        dropped = gives_way(pool, order[: late + 1])
+        if dropped is None:
+            break
+        pool.missed(dropped, outlooks[order.index(dropped)], now_ns)
+        drops.append((dropped, refusal))
+        order.remove(dropped)
+    return drops

@@ -1,0 +1,92 @@
+"""How many sequences a replica can run at a time: within their time per token, within the KV pool.
+
+The look ahead of ``core/residency.py``'s two questions, asked for more sequences like the
+residents: the fleet gives a replica no more than that, so that who would wait inside waits where it
+can still be decided about. Reported by ``core/batching.py``.
+"""
+
+from bisect import bisect_right
+
+from sluice.core.costmodel import Load
+from sluice.core.lengths import Holding, peak_blocks
+from sluice.core.residency import GROWTH_TOKENS_MAX, holding
+from sluice.core.roster import Roster
+
+FURTHER_MAX = 4  # further sequences that the KV pool is tried for: the count is soon taken again
+
+
+class Seats:
+    """Counts the seats of one replica; the count holds until somebody comes or goes.
+
+    So steps that are taken in one stretch leave the same count as one by one.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._version = -1
+        self._count = roster.limits.sequences_max
+
+    def count(self) -> int:
+        """The residents, and further sequences like them that they leave time and blocks for."""
+        if self._version != self._roster.version:
+            self._version = self._roster.version
+            self._count = self._counted()
+        return self._count
+
+    def _counted(self) -> int:
+        roster = self._roster
+        if not roster.residents:
+            return roster.limits.sequences_max
+        held = [holding(sequence, roster) for sequence in roster.residents]
+        return max(1, min(self._in_time(held), len(held) + self._further(held)))
+
+    def _in_time(self, held: list[Holding]) -> int:
+        """Rows of the mean context of which a step leaves each its time per token."""
+        roster = self._roster
+        limits, cost = roster.limits, roster.cost
+        targets = [s.generation.request.tpot_ns for s in (*roster.residents, *roster.waiting)]
+        if not any(targets):
+            return limits.sequences_max
+        context = sum(h.cells + min(h.remaining, GROWTH_TOKENS_MAX) // 2 for h in held) // len(held)
+
+        def step_ns(rows: int) -> int:
+            return cost.step_ns(Load(rows, rows, rows * context))
+
+        alone_ns = step_ns(1)  # a target that a row alone cannot meet counts for nobody
+        tightest_ns = min((t for t in targets if t and t > alone_ns), default=None)
+        if tightest_ns is None:
+            return limits.sequences_max
+        budget_ns = tightest_ns * (1.0 - limits.prefill_share)
+        return bisect_right(range(1, limits.sequences_max + 1), budget_ns, key=step_ns)
+
+    def _further(self, held: list[Holding]) -> int:
+        """How many more of the usual size the KV pool holds at the worst moment to come."""
+        roster = self._roster
+        ledger, size = roster.ledger, roster.ledger.block_size
+        usual = self._usual()
+        full = [*held, *[usual] * FURTHER_MAX]
+        ends = sum(h.after(h.remaining, size).private for h in full)
+        room = ledger.blocks_total - self._reserve(len(full))
+        if ledger.shared + ends <= room:
+            return roster.limits.sequences_max
+        for further in range(1, FURTHER_MAX + 1):
+            concerned = [*held, *[usual] * further]
+            room = ledger.blocks_total - self._reserve(len(concerned))
+            if peak_blocks(concerned, ledger.shared, size) > room:
+                return further - 1
+        return FURTHER_MAX
+
+    def _reserve(self, sequences: int) -> int:
+        blocks = int(self._roster.ledger.blocks_total * self._roster.limits.kv_headroom)
+        return max(blocks, sequences)
+
+    def _usual(self) -> Holding:
+        """A new sequence like the residents: their mean prompt, a class and limit of theirs."""
+        roster = self._roster
+        requests = [sequence.generation.request for sequence in roster.residents]
+        cells = sum(len(request.prompt) for request in requests) // len(requests)
+        output_max = sum(request.output_tokens_max for request in requests) // len(requests)
+        slo_class = requests[-1].slo_class
+        remaining = roster.lengths.remaining(0, output_max, slo_class=slo_class)
+        blocks = roster.ledger.blocks_for(cells)
+        return Holding(cells, remaining, blocks, blocks, prefilling=True)

@@ -1,0 +1,119 @@
+"""How fast a pool's replicas are, and how long the answers of its requests get.
+
+Learned from load reports and from requests that ran to their end; asked by ``core/pools.py`` and
+``core/fleet_replica.py`` for every prediction. Nothing is decided here.
+"""
+
+from sluice.core.events import Ended, Report
+from sluice.core.lengths import HISTORY_MIN, OutputLengths
+from sluice.core.request import EndReason, Request
+
+NS_PER_S = 1_000_000_000
+
+# Weight of the past against one completed request: about ten requests make the memory.
+KEPT_SHARE = 0.9
+# Stand-ins until the first completion or report; Retry-After needs some number from the start.
+SERVICE_NS_UNKNOWN = 1 * NS_PER_S
+OUTPUT_TOKENS_UNKNOWN = 256
+
+
+class ServiceTimes:
+    """Speeds and output lengths of one model.
+
+    Load reports say how fast a replica is now. Where they do not, as those of remote engines, time
+    per token comes from the phases of completed requests.
+    """
+
+    def __init__(self) -> None:
+        self._lengths = OutputLengths()
+        self._prefill_ns = 0.0
+        self._prefill_tokens = 0.0
+        self._decode_ns = 0.0
+        self._output_tokens = 0.0
+        self._requests = 0.0
+        self._completed = 0
+        self._asked_tokens = 0.0
+        self._asked = 0.0
+        self._fastest_tokens_per_s = 0.0
+
+    def reported(self, report: Report) -> None:
+        """Note how fast prompts are computed when little else is."""
+        rate = report.prefill_tokens_per_s
+        self._fastest_tokens_per_s = max(self._fastest_tokens_per_s, rate)
+
+    def asked(self, request: Request) -> None:
+        """Learn what is asked for, which stands in for what was needed until something was."""
+        tokens = min(request.output_tokens_max, OUTPUT_TOKENS_UNKNOWN)
+        self._asked_tokens = KEPT_SHARE * self._asked_tokens + tokens
+        self._asked = KEPT_SHARE * self._asked + 1.0
+
+    def completed(self, ended: Ended, request: Request) -> None:
+        """Learn from one request that ran to its end."""
+        usage, phases = ended.usage, ended.phases
+        computed = max(1, usage.prompt_tokens - usage.cached_tokens)
+        output = usage.completion_tokens // request.choices
+        self._prefill_ns = KEPT_SHARE * self._prefill_ns + phases.prefill_ns
+        self._prefill_tokens = KEPT_SHARE * self._prefill_tokens + computed
+        decode_ns = phases.decode_ns + phases.preempted_ns
+        self._decode_ns = KEPT_SHARE * self._decode_ns + decode_ns
+        self._output_tokens = KEPT_SHARE * self._output_tokens + output
+        self._requests = KEPT_SHARE * self._requests + 1.0
+        self._completed += 1
+        cut = ended.reason is EndReason.LENGTH
+        self._lengths.observe(output, request.slo_class, cut=cut)
+
+    def output_tokens(self, request: Request, produced: int, quantile: float) -> int:
+        """Further tokens of one choice that this share of such requests do not exceed.
+
+        While few were seen it is the mean of those for every quantile.
+        """
+        left = max(1, request.output_tokens_max - produced)
+        if self._completed < HISTORY_MIN:
+            mean = self.mean_output_tokens if self._requests else OUTPUT_TOKENS_UNKNOWN
+            return max(1, min(left, mean - produced))
+        return self._lengths.remaining(produced, left, quantile, request.slo_class)
+
+    @property
+    def mean_output_tokens(self) -> int:
+        """Mean output of the requests that completed of late."""
+        if self._requests:
+            return max(1, round(self._output_tokens / self._requests))
+        return round(self._asked_tokens / self._asked) if self._asked else OUTPUT_TOKENS_UNKNOWN
+
+    @property
+    def mean_prefill_tokens(self) -> int:
+        """Mean prompt, without what was cached, of the requests that completed of late."""
+        return round(self._prefill_tokens / self._requests) if self._requests else 0
+
+    def prefill_ns(self, tokens: int, report: Report | None) -> int:
+        """Predicted time to compute so many prompt tokens on a replica that reported this."""
+        if report is not None and report.prefill_tokens_per_s > 0:
+            return round(tokens * NS_PER_S / report.prefill_tokens_per_s)
+        if self._requests:
+            return round(tokens * self._prefill_ns / self._prefill_tokens)
+        return 0
+
+    def least_prefill_ns(self, tokens: int) -> int | None:
+        """Time to compute so many prompt tokens on a replica that has nothing else to do.
+
+        ``None`` where nothing is known yet.
+        """
+        fastest = self._fastest_tokens_per_s
+        if fastest:
+            return round(tokens * NS_PER_S / fastest)
+        return self.prefill_ns(tokens, None) if self._requests else None
+
+    def token_ns(self, report: Report | None) -> int:
+        """Predicted time between two tokens of one sequence on a replica that reported this."""
+        if report is not None and report.step_ns > 0:
+            return report.step_ns
+        if self._requests:
+            return round(self._decode_ns / max(1.0, self._output_tokens))
+        return SERVICE_NS_UNKNOWN // OUTPUT_TOKENS_UNKNOWN
+
+    def mean_ns(self, report: Report | None) -> int:
+        """Predicted time that a request of the usual size is on board of a replica."""
+        if not self._requests and (report is None or report.step_ns <= 0):
+            return SERVICE_NS_UNKNOWN
+        prefill_ns = self.prefill_ns(self.mean_prefill_tokens, report)
+        return max(1, prefill_ns + self.mean_output_tokens * self.token_ns(report))

@@ -1,0 +1,214 @@
+"""What each tenant may use: requests and tokens per minute, and requests at the same time.
+
+Reserve, then settle: what a request may use at most is taken when it is accepted, and what it did
+not use comes back when it ends, so that concurrent requests cannot overrun a limit together. The
+judgement changes nothing, and it is made over all limits before anything is reserved: a refused
+request uses up nothing.
+
+Requests and tokens per minute are token buckets (Turner 1986; the GCRA of ITU-T I.371 is the same
+rule): a bucket holds one minute's allowance, is full at first and fills continuously. Levels are
+whole numbers of nanosecond-shares, so that they are exact at any rate.
+
+Called by ``core/fleet.py`` in the same call that accepts, ends or refuses a request. Who a tenant
+is was decided before, from its key; a tenant that is named nowhere has no limits and weight 1, and
+nothing is kept about it. Shares between tenants are ``core/fairness.py``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sluice.core.admission import Refusal
+from sluice.core.request import Request, Usage
+
+NS_PER_S = 1_000_000_000
+MINUTE_NS = 60 * NS_PER_S
+
+# Told to a tenant at its concurrency limit before one of its requests has ended.
+HELD_NS_UNKNOWN = NS_PER_S
+# Weight of one ended request in the mean time that requests of a tenant are held: 1 in so many.
+HELD_MEMORY = 8
+# A request held longer than the mean is taken to need this part of it again: 1 in so many.
+OVERDUE_PART = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What one tenant may use, as configured; ``None`` is no limit.
+
+    ``weight`` is its share against the other tenants' where they contend.
+    """
+
+    name: str
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """One limit as its tenant sees it; ``reset_ns`` is the time until all of it is there again."""
+
+    limit: int
+    remaining: int
+    reset_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a tenant may still use; ``None`` where it has no such limit."""
+
+    requests: Quota | None
+    tokens: Quota | None
+
+
+class _Bucket:
+    """One limit per minute. Its level is the amount that is left, times ``MINUTE_NS``."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._level = limit * MINUTE_NS
+        self._at_ns: int | None = None
+
+    def fill(self, now_ns: int) -> None:
+        """Add what came since the last time; a clock that goes back adds nothing twice."""
+        if self._at_ns is None or now_ns > self._at_ns:
+            elapsed_ns = 0 if self._at_ns is None else now_ns - self._at_ns
+            self._level = min(self.limit * MINUTE_NS, self._level + self.limit * elapsed_ns)
+            self._at_ns = now_ns
+
+    def refusal(self, reason: str, amount: int) -> Refusal | None:
+        """Why this amount cannot be taken; without a wait where it is over the whole limit."""
+        short = amount * MINUTE_NS - self._level
+        if short <= 0:
+            return None
+        used = self.limit - self._level // MINUTE_NS
+        wait_ns = None if amount > self.limit else -(-short // self.limit)
+        measured = amount if wait_ns is None else used + amount
+        return Refusal(429, reason, measured, self.limit, wait_ns)
+
+    def take(self, amount: int) -> None:
+        """Take an amount, or with a negative one bring it back."""
+        self._level = min(self.limit * MINUTE_NS, self._level - amount * MINUTE_NS)
+
+    @property
+    def quota(self) -> Quota:
+        """What is left, in whole units."""
+        missing = self.limit * MINUTE_NS - self._level
+        return Quota(self.limit, self._level // MINUTE_NS, -(-missing // self.limit))
+
+
+@dataclass(slots=True)
+class _Account:
+    """One configured tenant: its buckets and the requests that it has accepted."""
+
+    limits: TenantLimits
+    requests: _Bucket | None
+    tokens: _Bucket | None
+    started_ns: dict[str, int] = field(default_factory=dict)  # of each request, oldest first
+    held_ns: int = HELD_NS_UNKNOWN
+
+    def fill(self, now_ns: int) -> None:
+        for bucket in (self.requests, self.tokens):
+            if bucket is not None:
+                bucket.fill(now_ns)
+
+    def take(self, requests: int, tokens: int, now_ns: int) -> None:
+        """Take amounts from the buckets; negative ones come back."""
+        self.fill(now_ns)
+        for bucket, amount in ((self.requests, requests), (self.tokens, tokens)):
+            if bucket is not None:
+                bucket.take(amount)
+
+    def room_in_ns(self, now_ns: int) -> int:
+        """Predicted time until the oldest of its requests ends."""
+        oldest_ns = next(iter(self.started_ns.values()), now_ns)
+        return max(self.held_ns - (now_ns - oldest_ns), self.held_ns // OVERDUE_PART, 1)
+
+
+class TenantLedger:
+    """What the configured tenants have left, and what their accepted requests have reserved."""
+
+    def __init__(self, tenants: Sequence[TenantLimits] = ()) -> None:
+        self._accounts = {limits.name: _account(limits) for limits in tenants}
+        self._reserved: dict[str, tuple[_Account, int]] = {}
+
+    def refusal_before(self, tenant: str, now_ns: int) -> Refusal | None:
+        """Why a request of this tenant is refused whatever its prompt is: requests, concurrency."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            return None
+        account.fill(now_ns)
+        concurrency, active = account.limits.concurrency, len(account.started_ns)
+        if concurrency is not None and active >= concurrency:
+            wait_ns = account.room_in_ns(now_ns)
+            return Refusal(429, "concurrency", active + 1, concurrency, wait_ns)
+        if account.requests is None:
+            return None
+        return account.requests.refusal("requests_per_minute", 1)
+
+    def refusal(self, request: Request, now_ns: int) -> Refusal | None:
+        """Why the request is over a limit of its tenant, ``None`` if it is not. Takes nothing.
+
+        Its tokens are its prompt and all that it may produce, since nobody knows what it will.
+        """
+        before = self.refusal_before(request.tenant, now_ns)
+        account = self._accounts.get(request.tenant)
+        if before is not None or account is None or account.tokens is None:
+            return before
+        return account.tokens.refusal("tokens_per_minute", _tokens_max(request))
+
+    def reserve(self, request: Request, now_ns: int) -> None:
+        """Take what an accepted request may use. It was judged by ``refusal`` in the same call."""
+        account = self._accounts.get(request.tenant)
+        if account is None:
+            return
+        assert request.id not in self._reserved, f"request {request.id} is reserved already"
+        tokens = _tokens_max(request)
+        account.take(1, tokens, now_ns)
+        account.started_ns[request.id] = now_ns
+        self._reserved[request.id] = (account, tokens)
+
+    def settle(self, request_id: str, usage: Usage, now_ns: int) -> None:
+        """The request ended, in whatever way, after this use; what it did not use comes back.
+
+        Its whole prompt counts, also what the prefix cache held. Unknown ids are ignored: their
+        tenants have no limits.
+        """
+        self._end(request_id, 1, usage.prompt_tokens + usage.completion_tokens, now_ns)
+
+    def release(self, request_id: str, now_ns: int) -> None:
+        """The request was refused after it had been accepted: everything comes back."""
+        self._end(request_id, 0, 0, now_ns)
+
+    def _end(self, request_id: str, requests: int, tokens: int, now_ns: int) -> None:
+        """Leave so much taken of what the request had reserved."""
+        account, reserved = self._reserved.pop(request_id, (None, 0))
+        if account is None:
+            return
+        account.take(requests - 1, tokens - reserved, now_ns)
+        held_ns = max(0, now_ns - account.started_ns.pop(request_id))
+        account.held_ns += (held_ns - account.held_ns) // HELD_MEMORY
+
+    def allowance(self, tenant: str, now_ns: int) -> Allowance | None:
+        """What the tenant may still use, ``None`` where it has no limit per minute."""
+        account = self._accounts.get(tenant)
+        if account is None or (account.requests is None and account.tokens is None):
+            return None
+        account.fill(now_ns)
+        requests = None if account.requests is None else account.requests.quota
+        tokens = None if account.tokens is None else account.tokens.quota
+        return Allowance(requests, tokens)
+
+
+def _account(limits: TenantLimits) -> _Account:
+    requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
+    return _Account(
+        limits,
+        None if requests is None else _Bucket(requests),
+        None if tokens is None else _Bucket(tokens),
+    )
+
+
+def _tokens_max(request: Request) -> int:
+    return len(request.prompt) + request.choices * request.output_tokens_max

@@ -1,0 +1,332 @@
+"""Capacity and SLO rate of one replica, in closed form.
+
+Capacity is the largest rate with a stable queue: as many requests in the replica as its KV pool and
+its batch limit hold, replaced as they end. The SLO rate is the largest rate at which the chosen
+percentile of TTFT and TPOT meets its target under Poisson arrivals. Sources of the approximations:
+
+- requests in the replica: Little's law, and Poisson counts around the mean (M/G/infinity);
+- TPOT of a request averages the batch over its own life, which takes 0.86 of the counts' deviation
+  (a correlation that falls by e over one life);
+- waiting for prefill: M/D/1 with its exponential tail; waiting for a place: the share of time in
+  which all places are taken, with the drain of the places as tail.
+
+Fleets with queues, priorities and faults need the simulation; this is the filter before it.
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil, erfc, exp, inf, log, sqrt
+from statistics import NormalDist
+
+from sluice.planner.memory import Budget, budget_of, sequences_max
+from sluice.planner.names import CannotPlan
+from sluice.planner.predict import Band, Residual, StepModel, snapped
+from sluice.planner.steady import CHUNK_TOKENS_MAX, Lengths
+from sluice.planner.work import Batch, work_of
+
+LIFE_AVERAGE = 0.86
+# From the arrival to the first step that has the request in it: what in-flight batching shows.
+DISPATCH_STEPS = 1.5
+BATCH_MAX = 1024
+GRID_STEPS = 4  # concurrencies tried per doubling
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Seconds to the first token and between tokens, met by ``percentile`` of the requests."""
+
+    ttft_s: float
+    tpot_s: float
+    percentile: float = 95.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the requests look like; ``resident_tokens`` is the KV of one, averaged over its life."""
+
+    lengths: Lengths
+    batch_max: int = BATCH_MAX
+
+    @property
+    def resident_tokens(self) -> float:
+        """Mean tokens that a request holds while it decodes."""
+        return self.lengths.prompt + self.lengths.output / 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A replica with ``concurrency`` requests decoding on average: its rate and latencies."""
+
+    concurrency: float
+    rate_rps: float
+    tpot_s: float
+    ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaEstimate:
+    """What one replica can do, and what stops it."""
+
+    capacity_rps: Band
+    slo_rps: Band
+    binding: str
+    at_slo: Moment | None
+    sequences_max: int
+    kv_tokens_max: int
+    prefill_share: float
+    budget: Budget
+    residual: Residual
+
+
+def places(model: StepModel, load: Load) -> tuple[float, Budget]:
+    """Requests that a replica holds at once, and the memory behind it.
+
+    Raises ``CannotPlan`` where the model does not fit, or not even one request.
+    """
+    deployment = model.deployment
+    budget = budget_of(deployment)
+    held = sequences_max(deployment, budget, load.resident_tokens)
+    if budget.pool_bytes <= 0 or held < deployment.layout.groups:
+        raise CannotPlan(_no_room(model, budget, load))
+    return min(held, float(load.batch_max * deployment.layout.groups)), budget
+
+
+def capacity_rps(model: StepModel, load: Load) -> Band:
+    """Most requests per second with a stable queue.
+
+    Longer prompts never raise it: the residual is constant between half doublings of the prompt,
+    where the formula alone decides, and across them the least is taken.
+    """
+    prompt = load.lengths.prompt
+    band = _raw_capacity(model, load, prompt)
+    low, mid, high = band.low, band.estimate, band.high
+    edge = snapped(prompt * (1.0 - load.lengths.cached)) / (1.0 - load.lengths.cached)
+    while edge >= 32.0:
+        # Just below an edge the residual of the interval below holds.
+        shorter = _raw_capacity(model, load, edge * (1.0 - 1e-9))
+        low, mid, high = min(low, shorter.low), min(mid, shorter.estimate), min(high, shorter.high)
+        edge /= sqrt(2.0)
+    return Band(mid, low, high)
+
+
+def _raw_capacity(model: StepModel, load: Load, prompt: float) -> Band:
+    lengths = replace(load.lengths, prompt=prompt)
+    held, _ = places(model, replace(load, lengths=lengths))
+    # The field is asked where the interval begins, so that it does not move within.
+    first = Lengths(
+        snapped(lengths.computed) / (1.0 - lengths.cached), lengths.output, lengths.cached
+    )
+    asked, _ = places(model, replace(load, lengths=first))
+    residual = model.residual(first, asked)
+    step_s = model.calculated_s(lengths, held) * exp(residual.mean)
+    rate = held / (lengths.output * step_s)
+    width = exp(residual.half_width)
+    return Band(rate, rate / width, rate * width)
+
+
+def moment(model: StepModel, load: Load, concurrency: float, share: float, slow: float) -> Moment:
+    """Rate and percentile latencies with ``concurrency`` requests decoding on average.
+
+    ``share`` is the percentile as a fraction, ``slow`` a factor on all step times.
+    """
+    lengths = load.lengths
+    factor = slow * exp(model.residual(lengths, concurrency).mean)
+    step_s = factor * model.calculated_s(lengths, concurrency)
+    spread = NormalDist().inv_cdf(share) * LIFE_AVERAGE * sqrt(concurrency)
+    high = max(concurrency + spread, 1.0)
+    tpot_s = max(step_s, factor * model.calculated_s(lengths, high))
+    rate = concurrency / (lengths.output * step_s)
+    return Moment(
+        concurrency, rate, tpot_s, _ttft_s(model, load, concurrency, (share, factor, rate))
+    )
+
+
+def _ttft_s(
+    model: StepModel, load: Load, concurrency: float, state: tuple[float, float, float]
+) -> float:
+    """The percentile of the time to the first token: dispatch, waits and the own prefill."""
+    share, factor, rate = state
+    lengths, groups = load.lengths, model.deployment.layout.groups
+    rows = concurrency / groups
+    context = load.resident_tokens
+    coefficients = model.level[1]
+    chunk = min(lengths.computed, CHUNK_TOKENS_MAX)
+    decode_s = factor * coefficients.step_duration_s(
+        work_of(model.deployment, Batch(rows, context))
+    )
+    mixed = Batch(rows, context, chunk, lengths.computed)
+    mixed_s = factor * coefficients.step_duration_s(work_of(model.deployment, mixed))
+    chunks = lengths.computed / chunk
+    own_s = ceil(chunks) * mixed_s if chunks > 1 else mixed_s
+    # A prompt takes from the others what its steps are longer.
+    service_s = chunks * (mixed_s - decode_s if chunks <= 1 else mixed_s)
+    wait_s = _tail_s(min(0.999, rate / groups * service_s), service_s, share)
+    held, _ = places(model, load)
+    life_s = lengths.output * decode_s
+    return DISPATCH_STEPS * decode_s + own_s + wait_s + _place_s(concurrency, held, life_s, share)
+
+
+def _tail_s(busy: float, service_s: float, share: float) -> float:
+    """Percentile of the wait in M/D/1, by its exponential tail."""
+    if busy <= 1.0 - share:
+        return 0.0
+    return service_s / (2.0 * (1.0 - busy)) * log(busy / (1.0 - share))
+
+
+def _place_s(concurrency: float, held: float, life_s: float, share: float) -> float:
+    """Percentile of the wait for a place in the batch."""
+    free = held - concurrency
+    if free <= 0:
+        return inf
+    taken = 0.5 * erfc(free / sqrt(2.0 * concurrency))
+    if taken <= 1.0 - share:
+        return 0.0
+    return life_s / free * log(taken / (1.0 - share))
+
+
+def estimate(
+    model: StepModel, load: Load, targets: Targets, *, saturated: StepModel | None = None
+) -> ReplicaEstimate:
+    """Capacity and SLO rate of a replica; ``saturated`` predicts capacity where another fit does.
+
+    Raises ``CannotPlan`` where a target is below what an empty replica needs.
+    """
+    held, budget = places(model, load)
+    capacity = capacity_rps(saturated or model, load)
+    share = targets.percentile / 100.0
+    _check_floor(model, load, targets, share)
+    residual = model.residual(load.lengths, held)
+    best, limits = _search(model, load, targets, 1.0)
+    width = exp(residual.half_width)
+    low, _ = _search(model, load, targets, width)
+    high, _ = _search(model, load, targets, 1.0 / width)
+    rates = [0.0 if found is None else found.rate_rps for found in (best, low, high)]
+    rate = min(rates[0], capacity.estimate)
+    slo = Band(rate, min(rates[1], capacity.low, rate), max(min(rates[2], capacity.high), rate))
+    concurrency = held if best is None else best.concurrency
+    state = _prefill_share(model, load, concurrency)
+    deployment = model.deployment
+    tokens = budget.pool_bytes * deployment.layout.groups / max(deployment.kv_bytes(1.0), 1e-9)
+    return ReplicaEstimate(
+        capacity_rps=capacity,
+        slo_rps=slo,
+        binding="capacity" if rate < rates[0] else limits,
+        at_slo=best,
+        sequences_max=int(held),
+        kv_tokens_max=int(tokens),
+        prefill_share=state,
+        budget=budget,
+        residual=residual,
+    )
+
+
+def slo_moment(model: StepModel, load: Load, targets: Targets) -> Moment | None:
+    """The replica at its SLO rate, None where not even one request meets the targets."""
+    return _search(model, load, targets, 1.0)[0]
+
+
+def _prefill_share(model: StepModel, load: Load, concurrency: float) -> float:
+    from_steady = model.calculated_s(load.lengths, concurrency)
+    cached = replace(load.lengths, cached=1.0)
+    without = model.calculated_s(cached, concurrency)
+    return max(0.0, 1.0 - without / from_steady)
+
+
+def _search(
+    model: StepModel, load: Load, targets: Targets, slow: float
+) -> tuple[Moment | None, str]:
+    """The moment with the highest rate that meets the targets, and what the next one would break.
+
+    All concurrencies of a fixed grid are tried, so that a tighter target only leaves fewer.
+    """
+    held, _ = places(model, load)
+    share = targets.percentile / 100.0
+    best: Moment | None = None
+    limits = (
+        "kv memory" if held < load.batch_max * model.deployment.layout.groups else "batch limit"
+    )
+    step, concurrency = 2.0 ** (1.0 / GRID_STEPS), 1.0
+    failed = ""
+    while concurrency < held:
+        found = moment(model, load, concurrency, share, slow)
+        late = "tpot" if found.tpot_s > targets.tpot_s else ""
+        late = late or ("ttft" if found.ttft_s > targets.ttft_s else "")
+        if late:
+            failed = failed or late
+            if found.tpot_s > 4 * targets.tpot_s:
+                break
+        elif best is None or found.rate_rps > best.rate_rps:
+            best, failed = found, ""
+        concurrency *= step
+    if best is not None and failed:
+        best = _refined(model, load, targets, (best, step, slow))
+    return best, failed or limits
+
+
+def _refined(
+    model: StepModel, load: Load, targets: Targets, start: tuple[Moment, float, float]
+) -> Moment:
+    """Between the last concurrency that passes and the next, which does not."""
+    best, step, slow = start
+    low, high = best.concurrency, best.concurrency * step
+    for _ in range(6):
+        middle = sqrt(low * high)
+        found = moment(model, load, middle, targets.percentile / 100.0, slow)
+        if found.tpot_s <= targets.tpot_s and found.ttft_s <= targets.ttft_s:
+            low = middle
+            best = found if found.rate_rps > best.rate_rps else best
+        else:
+            high = middle
+    return best
+
+
+def _check_floor(model: StepModel, load: Load, targets: Targets, share: float) -> None:
+    """Refuse targets that not even a lone request meets, at the fast edge of the band."""
+    fast = exp(-model.residual(load.lengths, 1.0).half_width)
+    alone = moment(model, load, 1.0, share, fast)
+    step_s = fast * exp(model.residual(load.lengths, 1.0).mean)
+    step_s *= model.calculated_s(load.lengths, 1.0)
+    usual = moment(model, load, 1.0, share, 1.0)
+    what = f"{model.deployment.shape.name} on {model.deployment.layout.devices} x "
+    what += model.deployment.accelerator.name
+    if targets.tpot_s < step_s:
+        raise CannotPlan(
+            f"TPOT {_ms(targets.tpot_s)} is below one step of {what}: a lone request takes about "
+            f"{_ms(usual.tpot_s)} per token; ask for at least that, more tensor parallelism, a "
+            f"smaller format or a faster device"
+        )
+    if targets.ttft_s < alone.ttft_s:
+        raise CannotPlan(
+            f"TTFT {_ms(targets.ttft_s)} is below the prefill of {load.lengths.prompt:.0f} tokens "
+            f"on {what}: a lone request takes about {_ms(usual.ttft_s)}; ask for at least that, "
+            f"shorter prompts, more tensor parallelism or a faster device"
+        )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def _no_room(model: StepModel, budget: Budget, load: Load) -> str:
+    deployment = model.deployment
+    gib = 2.0**30
+    lines = ", ".join(f"{name} {value / gib:.1f} GiB" for name, value in budget.lines().items())
+    needed = _devices_needed(model, load)
+    return (
+        f"{deployment.shape.name} in {model.precision} does not fit on "
+        f"{deployment.layout.devices} x {deployment.accelerator.name} with requests of "
+        f"{load.resident_tokens:.0f} tokens ({lines}, per device); {needed}"
+    )
+
+
+def _devices_needed(model: StepModel, load: Load) -> str:
+    deployment = model.deployment
+    tensor = deployment.layout.tensor
+    while tensor < 64:
+        tensor *= 2
+        if deployment.shape.hidden % tensor:
+            break
+        tried = replace(deployment, layout=replace(deployment.layout, tensor=tensor))
+        budget = budget_of(tried)
+        if sequences_max(tried, budget, load.resident_tokens) >= deployment.layout.groups:
+            return f"it fits with --tp {tensor}"
+    return "use a smaller format, a larger device or shorter requests"

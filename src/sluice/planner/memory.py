@@ -1,0 +1,123 @@
+"""What fits into a device: weights, buffers, KV pool, and how many sequences that holds.
+
+Every line of a budget is kept, so that a verdict can be shown with what it rests on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import floor
+
+from sluice.planner.formats import BYTES_PER_VALUE
+from sluice.planner.names import CannotPlan
+from sluice.planner.shapes import ModelShape
+from sluice.planner.work import Deployment
+
+GIB = 2**30
+# Share of the memory that engines take by default.
+MEMORY_SHARE = 0.9
+# Peak of activations at 8,192 tokens per step: medians of the measured start-up profiles of vLLM.
+ACTIVATION_GIB = 5.0
+EXPERT_ACTIVATION_GIB = 7.4
+# On small devices the engine takes smaller steps instead.
+ACTIVATION_SHARE_MAX = 0.1
+# What communication and runtime hold outside the engine's own allocator, alone and in a group.
+RUNTIME_GIB = 0.13
+GROUP_RUNTIME_GIB = 0.55
+GRAPHS_GIB = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Memory of one device by what takes it, in bytes. ``files`` are extra weights by name, such
+    as a vision encoder or a draft model."""
+
+    device_bytes: float
+    margin_bytes: float
+    weights_bytes: float
+    buffers_bytes: float
+    files_bytes: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def pool_bytes(self) -> float:
+        """What is left for KV; negative where not even the weights fit."""
+        taken = self.margin_bytes + self.weights_bytes + self.buffers_bytes
+        return self.device_bytes - taken - sum(self.files_bytes.values())
+
+    def lines(self) -> dict[str, float]:
+        """Each line of the budget in bytes, in the order of reading."""
+        return {
+            "device": self.device_bytes,
+            "margin": self.margin_bytes,
+            "weights": self.weights_bytes,
+            "buffers": self.buffers_bytes,
+            **self.files_bytes,
+            "left for KV": self.pool_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether parallel slots of a context fit a budget, and the nearest that would."""
+
+    slots: int
+    context_tokens: int
+    kv_bytes: float
+    fits: bool
+    slots_max: int
+    context_tokens_max: int
+
+
+def budget_of(deployment: Deployment, *, memory_share: float = MEMORY_SHARE) -> Budget:
+    """The memory of one device of this deployment, with the buffers that engines are known to
+    need."""
+    device = deployment.accelerator.memory_bytes
+    activations = ACTIVATION_GIB if deployment.shape.experts is None else EXPERT_ACTIVATION_GIB
+    runtime = RUNTIME_GIB if deployment.layout.devices == 1 else GROUP_RUNTIME_GIB
+    buffers = min(activations * GIB, ACTIVATION_SHARE_MAX * device) + (runtime + GRAPHS_GIB) * GIB
+    return Budget(
+        device_bytes=device,
+        margin_bytes=device * (1.0 - memory_share),
+        weights_bytes=deployment.weights_bytes,
+        buffers_bytes=buffers,
+        files_bytes=dict(deployment.beside),
+    )
+
+
+def fit_slots(
+    budget: Budget, kv_bytes_per_token: float, slots: int, context_tokens: int, *, block: int = 1
+) -> Fit:
+    """Whether ``slots`` sequences of ``context_tokens`` each fit, every slot with its own context.
+
+    ``block`` is the number of tokens that KV is handed out in; offers are rounded down to it.
+    """
+    if slots < 1 or context_tokens < 1:
+        raise CannotPlan("slots and context must be at least 1")
+    pool = max(0.0, budget.pool_bytes)
+    each = kv_bytes_per_token * context_tokens
+    per_slot = floor(pool / slots / kv_bytes_per_token)
+    return Fit(
+        slots=slots,
+        context_tokens=context_tokens,
+        kv_bytes=slots * each,
+        fits=slots * each <= pool,
+        slots_max=floor(pool / each),
+        context_tokens_max=per_slot // block * block,
+    )
+
+
+def divided_context_tokens(context_total_tokens: int, slots: int) -> int:
+    """Context of each slot where an engine divides one total context among its slots."""
+    return context_total_tokens // slots
+
+
+def kv_bytes(shape: ModelShape, kv_format: str, lengths: Sequence[float]) -> float:
+    """Bytes of KV of sequences of these lengths on an undivided model."""
+    values = sum(shape.kv_values(tokens) for tokens in lengths)
+    return values * BYTES_PER_VALUE[kv_format]
+
+
+def sequences_max(deployment: Deployment, budget: Budget, tokens: float) -> float:
+    """Sequences of ``tokens`` that the KV pools of a replica hold together."""
+    pool = max(0.0, budget.pool_bytes)
+    each = deployment.kv_bytes(tokens)
+    return deployment.layout.groups * pool / each

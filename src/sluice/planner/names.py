@@ -1,0 +1,23 @@
+"""Refusals of the planner, and how a name that is not in a table is answered."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class CannotPlan(ValueError):
+    """What was asked cannot be planned: the message says why and what the nearest possible is."""
+
+
+def chosen(kind: str, name: str, known: Iterable[str]) -> str:
+    """``name`` as ``known`` spells it, without regard to case.
+
+    Raises ``CannotPlan`` with the nearest known names otherwise.
+    """
+    names = {each.lower(): each for each in known}
+    found = names.get(name.strip().lower())
+    if found is not None:
+        return found
+    near = get_close_matches(name.strip().lower(), names, n=3, cutoff=0.4)
+    hint = f"; did you mean {' or '.join(names[each] for each in near)}?" if near else ""
+    listed = "" if near else f"; known are {', '.join(sorted(names.values()))}"
+    raise CannotPlan(f"unknown {kind} {name!r}{hint}{listed}")

@@ -1,0 +1,67 @@
+"""The steady state of a replica with a fixed number of requests in it.
+
+Each of ``concurrency`` requests is replaced by a new one when it ends, as closed-loop benchmarks
+do and as a saturated replica does by itself. Prefill is mixed into decode steps in chunks, so its
+time is what the mixed steps take longer. All in closed form; queueing is in ``estimate.py``.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sluice.planner.coefficients import Coefficients
+from sluice.planner.work import Batch, Deployment, Work, work_of
+
+CHUNK_TOKENS_MAX = 8192.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Mean prompt and output of the requests, in tokens, and the share of the prompt that the
+    prefix cache holds already."""
+
+    prompt: float
+    output: float
+    cached: float = 0.0
+
+    @property
+    def computed(self) -> float:
+        """Prompt tokens that are computed."""
+        return self.prompt * (1.0 - self.cached)
+
+
+class Steady(NamedTuple):
+    """The two kinds of steps in a steady state and the share of those with prefill."""
+
+    decode: Work
+    mixed: Work
+    mixed_share: float
+
+    def step_s(self, coefficients: Coefficients) -> float:
+        """Mean time from a token of a request to its next."""
+        decode = coefficients.step_duration_s(self.decode)
+        mixed = coefficients.step_duration_s(self.mixed)
+        return decode + self.mixed_share * (mixed - decode)
+
+    def prefill_share(self, coefficients: Coefficients) -> float:
+        """Share of the time that prefill adds."""
+        decode = coefficients.step_duration_s(self.decode)
+        return 1.0 - decode / self.step_s(coefficients)
+
+
+def steady_state(
+    deployment: Deployment, lengths: Lengths, concurrency: float, *, others: float = 1.0
+) -> Steady:
+    """Steps of a replica with ``concurrency`` requests in it.
+
+    ``others`` requests do not count into the prefill that a request sees while it decodes: its
+    own is over by then.
+    """
+    rows = concurrency / deployment.layout.groups
+    context = lengths.prompt + lengths.output / 2.0
+    decode = work_of(deployment, Batch(rows, context))
+    prefill = max(0.0, rows - others / deployment.layout.groups) * lengths.computed
+    if prefill <= 0.0:
+        return Steady(decode, decode, 0.0)
+    chunk = max(min(lengths.computed, CHUNK_TOKENS_MAX), prefill / lengths.output)
+    batch = Batch(rows, context, chunk, lengths.computed)
+    return Steady(decode, work_of(deployment, batch), prefill / chunk / lengths.output)

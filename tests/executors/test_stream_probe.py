@@ -1,0 +1,155 @@
+"""Health and load of an upstream: read by dialect, with an age, and never believed for too long."""
+
+import pytest
+
+from sluice.executors.dialects import DIALECTS, VLLM
+from sluice.executors.scrape import LoadView, read_gauges
+from sluice.executors.stream import Gauges, Health, Probe
+from sluice.testing.engine_answers import ENGINE_ANSWERS
+from sluice.testing.upstream import Close, Hold, Send, whole
+from tests.executors.stream_rig import rig, run
+
+S = 10**9
+STALE_NS = 5 * S
+METRICS = "text/plain; version=0.0.4"
+
+
+def probe(route, name="vllm"):
+    async def check():
+        async with rig(route, name) as (_, engine):
+            return await engine.probe()
+
+    return run(check)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tgi", "llama-server"])
+def test_load_is_read_in_each_engines_own_names(name):
+    found = probe(ENGINE_ANSWERS[name].route(), name)
+    assert (found.health, found.fault) == (Health.READY, "")
+    assert (found.gauges.waiting, found.gauges.running) == (3, 7)
+    assert found.gauges.kv_use == (0.25 if name in {"vllm", "sglang"} else None)
+    assert found.gauges.counters["prefix_hits"] == 400
+
+
+def test_a_vendor_has_health_and_no_gauges():
+    found = probe(ENGINE_ANSWERS["openai"].route(), "openai")
+    assert (found.health, found.gauges, found.fault) == (Health.READY, None, "")
+    limited = probe(lambda _: ENGINE_ANSWERS["openai"].overloaded, "openai")
+    assert limited.health is Health.READY
+    keyless = probe(lambda _: whole(b"{}", 401), "openai")
+    assert (keyless.health, keyless.fault) == (Health.DOWN, "status 401")
+
+
+def test_names_of_older_versions_are_understood_and_the_newer_one_wins():
+    old = 'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\n'
+    assert read_gauges(VLLM, old).kv_use == 0.5
+    assert read_gauges(VLLM, old + "vllm:kv_cache_usage_perc 0.75\n").kv_use == 0.75
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("vllm:num_requests_waiting 3", 3),
+        ("vllm:num_requests_waiting 3.0 1796055633000", 3),
+        ('vllm:num_requests_waiting{a="}",b="x \\" y"} 1e1', 10),
+        ('vllm:num_requests_waiting{engine="0"} 1\nvllm:num_requests_waiting{engine="1"} 2', 3),
+        ("vllm:num_requests_waiting_by_reason 9", None),
+        ("# vllm:num_requests_waiting 9", None),
+        ("vllm:num_requests_waiting NaN", None),
+        ("vllm:num_requests_waiting +Inf", None),
+        ("vllm:num_requests_waiting many", None),
+        ('vllm:num_requests_waiting{engine="0 1', None),
+        ("", None),
+        ("\x00\xff garbage {{{", None),
+    ],
+)
+def test_samples_are_read_as_the_format_says(text, expected):
+    assert read_gauges(VLLM, text).waiting == expected
+
+
+def test_the_fullest_rank_counts_for_kv():
+    text = 'vllm:kv_cache_usage_perc{engine="0"} 0.1\nvllm:kv_cache_usage_perc{engine="1"} 0.9\n'
+    assert read_gauges(VLLM, text).kv_use == 0.9
+
+
+def metrics_route(script):
+    return lambda received: script if received.path == "/metrics" else whole(b"{}")
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (whole(b"", 404), "status 404"),
+        (whole(b"<html>", kind="text/html"), "no vllm metrics"),
+        ((Close(),), "connection closed"),
+        (ENGINE_ANSWERS["vllm"].overloaded, "busy"),
+        ((Send(b"\x00\x01\r\n\r\n"),), "not an HTTP answer"),
+    ],
+)
+def test_a_failing_scrape_is_said_and_leaves_health_alone(script, words):
+    found = probe(metrics_route(script))
+    assert (found.health, found.gauges) == (Health.READY, None)
+    assert words in found.fault
+
+
+def test_an_upstream_that_hangs_is_down_within_the_deadline(monkeypatch):
+    monkeypatch.setattr("sluice.executors.remote._SIDE_DEADLINE_S", 0.05)
+    found = probe(lambda _: (Hold(),))
+    assert (found.health, found.gauges) == (Health.DOWN, None)
+    assert "no output within 0.05 s" in found.fault
+    scrape = probe(metrics_route((Hold(),)))
+    assert (scrape.health, scrape.gauges) == (Health.READY, None)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_an_engine_that_says_it_fails_is_down(name):
+    assert probe(lambda _: whole(b"", 500), name).health is Health.DOWN
+
+
+def test_a_model_that_is_being_loaded_is_neither_ready_nor_down():
+    found = probe(lambda _: ENGINE_ANSWERS["llama-server"].loading, "llama-server")
+    assert (found.health, found.gauges) == (Health.LOADING, None)
+
+
+def waiting(view, at_s):
+    gauges = view.gauges(at_s * S)
+    return None if gauges is None else gauges.waiting
+
+
+def seen(at_s, *, queued=None, health=Health.READY, fault=""):
+    gauges = None if queued is None else Gauges(queued, 1.0, None)
+    return Probe(at_s * S, health, gauges, fault)
+
+
+def test_d20_gauges_are_unknown_before_the_first_probe_and_once_too_old():
+    view = LoadView(STALE_NS)
+    assert (view.gauges(0), view.age_ns(0), view.health(0)) == (None, None, None)
+    assert view.fault(0) == "not probed yet"
+    view.note(seen(10, queued=0))
+    assert waiting(view, 15) == 0
+    assert view.age_ns(15 * S) == 5 * S
+    assert view.fault(15 * S) == ""
+    assert view.gauges(15 * S + 1) is None
+    assert view.health(15 * S + 1) is None
+    assert view.fault(20 * S) == "the last probe is 10 s old"
+
+
+def test_a_failing_scrape_neither_sticks_nor_forgets_at_once():
+    view = LoadView(STALE_NS)
+    view.note(seen(10, queued=4))
+    view.note(seen(11, fault="metrics: status 500"))
+    assert (waiting(view, 11), view.fault(11 * S)) == (4, "metrics: status 500")
+    assert view.failures == 1
+    for at_s in range(12, 20):
+        view.note(seen(at_s, fault="metrics: status 500"))
+    assert (view.gauges(19 * S), view.health(19 * S)) == (None, Health.READY)
+    assert view.age_ns(19 * S) == 9 * S
+    view.note(seen(20, queued=1))
+    assert (waiting(view, 20), view.failures, view.fault(20 * S)) == (1, 0, "")
+
+
+def test_a_probe_that_was_overtaken_is_ignored():
+    view = LoadView(STALE_NS)
+    view.note(seen(10, queued=4))
+    view.note(seen(9, queued=9))
+    assert waiting(view, 10) == 4

@@ -1,0 +1,169 @@
+"""Capacity and SLO rate: what must hold whatever the coefficients are."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.planner.estimate import (
+    Load,
+    Targets,
+    _place_s,
+    capacity_rps,
+    estimate,
+    places,
+    slo_moment,
+)
+from sluice.planner.formats import precision_named
+from sluice.planner.names import CannotPlan
+from sluice.planner.predict import Point, StepModel, own_fit, snapped
+from sluice.planner.residual import Field, Part, Row
+from sluice.planner.steady import Lengths
+from sluice.planner.tables import own_tables
+from sluice.planner.work import Deployment, Layout
+
+TARGETS = Targets(2.0, 0.06)
+
+
+def model(name="llama-3.1-70b", gpu="h100", tensor=4, engine="vllm", kind="closed_loop"):
+    tables = own_tables()
+    shape, device = tables.model(name), tables.accelerator(gpu)
+    deployment = Deployment(shape, device, precision_named("fp8"), Layout(tensor))
+    return StepModel(deployment, engine, "fp8", own_fit(kind))
+
+
+def load(prompt=1000.0, output=300.0):
+    return Load(Lengths(prompt, output))
+
+
+@given(st.floats(32, 60000), st.floats(1.0001, 3.0), st.sampled_from(["h100", "b200", "a100"]))
+@settings(max_examples=12, deadline=None)
+def test_longer_prompts_never_raise_capacity(prompt, factor, gpu):
+    one = model(gpu=gpu)
+    rates = [capacity_rps(one, load(length)) for length in (prompt, prompt * factor)]
+    for side in ("estimate", "low", "high"):
+        assert getattr(rates[1], side) <= getattr(rates[0], side) * (1 + 1e-9)
+
+
+def test_neighbours_that_say_longer_prompts_are_faster_do_not_raise_capacity():
+    plain = model()
+    slow, fast = (
+        Row(plain.case(Lengths(prompt, 300), 200.0), residual)
+        for prompt, residual in ((1024, 0.6), (4096, -0.6))
+    )
+    field = Field((Part((0,), 0.5, 2.0),), 0.02, (slow, fast))
+    misled = replace(plain, fit=replace(plain.fit, field=field))
+    rates = [capacity_rps(misled, load(prompt)).estimate for prompt in (1100, 2000, 2200, 4200)]
+    assert rates == sorted(rates, reverse=True)
+
+
+@given(st.floats(0.3, 5.0), st.floats(0.03, 0.2), st.floats(1.0, 2.0), st.floats(1.0, 2.0))
+@settings(max_examples=8, deadline=None)
+def test_a_tighter_slo_never_raises_the_slo_rate(ttft_s, tpot_s, looser_ttft, looser_tpot):
+    def rate(targets):
+        found = slo_moment(model(), load(), targets)
+        return 0.0 if found is None else found.rate_rps
+
+    tight = rate(Targets(ttft_s, tpot_s))
+    # The search ends at a sixty-fourth of a grid step.
+    assert tight <= rate(Targets(ttft_s * looser_ttft, tpot_s * looser_tpot)) * 1.003
+    assert rate(Targets(ttft_s, tpot_s, 99.0)) <= tight * 1.003
+
+
+@pytest.mark.parametrize("field", ["bandwidth_gb_s", "bf16_tflops", "fp8_tflops", "link_gb_s"])
+def test_a_faster_device_never_lowers_a_rate(field):
+    slow = model()
+    gpu = slow.deployment.accelerator
+    device = replace(gpu, **{field: 2 * getattr(gpu, field)})
+    fast = replace(slow, deployment=replace(slow.deployment, accelerator=device))
+    rates = [estimate(each, load(), TARGETS) for each in (slow, fast)]
+    assert rates[1].capacity_rps.estimate >= rates[0].capacity_rps.estimate
+    assert rates[1].slo_rps.estimate >= rates[0].slo_rps.estimate
+
+
+def test_the_slo_rate_is_below_capacity_and_both_are_inside_their_bands():
+    found = estimate(model(), load(), TARGETS)
+    assert found.slo_rps.estimate <= found.capacity_rps.estimate
+    for band in (found.slo_rps, found.capacity_rps):
+        assert band.low <= band.estimate <= band.high
+
+
+@pytest.mark.parametrize(
+    ("targets", "binding"),
+    [(Targets(20.0, 0.025), "tpot"), (Targets(0.12, 1.0), "ttft")],
+)
+def test_what_binds_is_the_target_that_is_tight(targets, binding):
+    assert estimate(model(), load(), targets).binding == binding
+
+
+def test_with_loose_targets_memory_binds():
+    found = estimate(model(tensor=2), load(8000), Targets(600.0, 3.0))
+    assert found.binding in {"kv memory", "capacity"}
+    assert found.slo_rps.estimate > 0.8 * found.capacity_rps.estimate
+
+
+def test_the_example_of_the_reference_holds():
+    """Llama-3.1-70B in FP8 on two H100 with 4096/256: 112 places, 2.7 requests per second."""
+    one = model(tensor=2, engine="trtllm-0.14", kind="capacity")
+    held, _ = places(one, load(4096, 256))
+    assert held == pytest.approx(112, rel=0.15)
+    assert capacity_rps(one, load(4096, 256)).estimate == pytest.approx(2.7, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        (Targets(5.0, 0.0005), "TPOT 0.5 ms is below one step"),
+        (Targets(0.0005, 0.05), "TTFT 0.5 ms is below the prefill"),
+    ],
+)
+def test_targets_below_the_floor_are_refused_with_the_nearest_possible(targets, words):
+    with pytest.raises(CannotPlan, match=words) as refused:
+        estimate(model(), load(), targets)
+    assert "a lone request takes about" in str(refused.value)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_devices_that_it_needs():
+    with pytest.raises(CannotPlan, match=r"weights 379\.\d GiB.*it fits with --tp 8"):
+        places(model("llama-3.1-405b", tensor=1), load())
+
+
+def test_calibration_goes_through_the_points_and_overrides_the_neighbours():
+    points = [Point(8.0, 0.030), Point(128.0, 0.090)]
+    lengths = Lengths(1000, 300)
+    calibrated = model().calibrated(lengths, points)
+    for point in points:
+        band = calibrated.step(lengths, point.concurrency)
+        assert band.estimate == pytest.approx(point.step_s)
+        assert band.high / band.low < 1.11
+    assert calibrated.residual(lengths, 8.0).leaned_on == ("your calibration",)
+
+
+def test_one_point_moves_the_whole_curve_by_its_ratio():
+    lengths = Lengths(1000, 300)
+    plain = model()
+    moved = plain.calibrated(lengths, [Point(8.0, 2 * plain.calculated_s(lengths, 8.0))])
+    ratio = moved.step(lengths, 64.0).estimate / plain.calculated_s(lengths, 64.0)
+    assert ratio == pytest.approx(2.0)
+
+
+def test_an_unknown_model_and_device_get_a_wider_band_and_say_what_they_leaned_on():
+    lengths = Lengths(1000, 300)
+    known = model().step(lengths, 16.0)
+    unknown = model("yi-34b", "mi300x", 1)
+    band = unknown.step(lengths, 16.0)
+    assert band.high / band.low > 1.3 * known.high / known.low
+    assert any("rows" in words for words in unknown.residual(lengths, 16.0).leaned_on)
+
+
+def test_snapping_takes_the_half_doubling_below():
+    assert [snapped(value) for value in (1.0, 1.5, 4.0, 5.0)] == pytest.approx(
+        [1.0, 2**0.5, 4.0, 4.0]
+    )
+
+
+def test_a_replica_that_is_full_makes_newcomers_wait_for_ever():
+    assert _place_s(10.0, 10.0, 1.0, 0.95) == inf
+    assert _place_s(10.0, 1000.0, 1.0, 0.95) == 0.0

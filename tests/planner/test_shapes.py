@@ -1,0 +1,107 @@
+"""What a token costs in KV, by shape, format and parallelism."""
+
+import pytest
+
+from sluice.planner.memory import GIB, kv_bytes
+from sluice.planner.model_config import shape_from_config
+from sluice.planner.names import CannotPlan
+from sluice.planner.tables import own_tables
+
+LLAMA = {
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+}
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "per_token", "gib"),
+    [("bf16", 131072, 16.0), ("fp8", 65536, 8.0), ("q8_0", 69632, 8.5), ("q4_0", 36864, 4.5)],
+)
+def test_d25_kv_counts_grouped_heads_in_the_format_of_the_cache(kv_format, per_token, gib):
+    shape = shape_from_config("llama", LLAMA)
+    assert kv_bytes(shape, kv_format, [1]) == per_token
+    assert kv_bytes(shape, kv_format, [8192] * 16) == gib * GIB
+
+
+def test_d25_an_explicit_head_size_counts_and_not_hidden_over_heads():
+    config = LLAMA | {
+        "num_hidden_layers": 26,
+        "hidden_size": 3072,
+        "num_attention_heads": 16,
+        "head_dim": 256,
+    }
+    assert kv_bytes(shape_from_config("m", config), "bf16", [1]) == 212_992
+
+
+def test_d25_sliding_layers_keep_their_window_only():
+    layers = ["full_attention", "sliding_attention"] * 24
+    config = LLAMA | {"num_hidden_layers": 48, "layer_types": layers, "sliding_window": 1024}
+    held = kv_bytes(shape_from_config("m", config), "bf16", [32768])
+    assert held / GIB == pytest.approx(3.09, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_attention_heads": None}, "num_attention_heads"),
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"layer_types": ["mystery"] * 32}, "'mystery' is not known"),
+        ({"hybrid_override_pattern": "MEM*"}, "not modelled"),
+        ({"num_hidden_layers": "many"}, "not a whole number"),
+        ({"layer_types": ["sliding_attention"] * 32}, "sliding_window"),
+    ],
+)
+def test_d25_what_is_not_understood_is_said_and_not_guessed(change, words):
+    with pytest.raises(CannotPlan, match=words) as refused:
+        shape_from_config("m", LLAMA | change)
+    assert "cannot estimate" in str(refused.value)
+
+
+def test_an_unknown_model_type_with_the_usual_keys_has_a_shape():
+    assert shape_from_config("new", LLAMA | {"model_type": "never-seen"}).params > 7e9
+
+
+def test_a_text_model_inside_a_multimodal_configuration_is_found():
+    assert shape_from_config("m", {"text_config": LLAMA}).layers == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        ("llama-3.1-8b", 8.03, 7.5),
+        ("llama-3.1-405b", 405.85, 403.8),
+        ("mixtral-8x7b", 46.7, 12.8),
+        ("deepseek-r1", 671.0, 36.6),
+        ("gpt-oss-120b", 116.8, 5.1),
+        ("qwen3-0.6b", 0.6, 0.6),
+        ("llama-4-maverick", 400.7, 16.2),
+    ],
+)
+def test_parameters_are_those_that_are_published(name, billions, active):
+    shape = own_tables().model(name)
+    assert shape.params / 1e9 == pytest.approx(billions, rel=0.01)
+    assert shape.active_params / 1e9 == pytest.approx(active, rel=0.02)
+
+
+def test_tensor_parallelism_divides_grouped_heads_down_to_one():
+    shape = own_tables().model("llama-3.1-70b")
+    per_token = [shape.kv_values_per_token(tensor) for tensor in (1, 2, 8, 16)]
+    assert per_token == [163840, 81920, 20480, 20480]
+
+
+def test_tensor_parallelism_does_not_divide_latent_attention():
+    shape = own_tables().model("deepseek-r1")
+    assert shape.kv_values_per_token(1) == shape.kv_values_per_token(8) == 61 * 576
+
+
+def test_linear_layers_keep_a_state_that_does_not_grow():
+    shape = own_tables().model("qwen3.5-397b-a17b")
+    state = shape.kv_values(0)
+    assert state > 0
+    assert shape.kv_values(2000) - state == 2 * (shape.kv_values(1000) - state)
