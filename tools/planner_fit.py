@@ -277,8 +277,11 @@ def with_rows(field: Field, rows: Sequence[Measured], values: Array) -> Field:
         errors, deviations = left_out_errors(agreement, field, clipped, grouped(labels))
         # What was clipped counts in full here: the band must hold it.
         ratios.append(np.abs(errors + values - clipped) / deviations)
+    whole = agreement.covariance(field) + field.noise**2 * np.eye(len(rows))
+    pulls = np.linalg.solve(whole, clipped)
     found = tuple(
-        Row(row.case, float(value), row.source) for row, value in zip(rows, clipped, strict=True)
+        Row(row.case, float(value), row.source, float(pull))
+        for row, value, pull in zip(rows, clipped, pulls, strict=True)
     )
     spread = float(np.quantile(np.concatenate(ratios), 0.8))
     return replace(field, rows=found, spread=spread)

@@ -44,7 +44,7 @@ CHAT_STREAM_TOKENS = 2200
 LONG_PROMPT_TOKENS = 4000
 LONG_OUTPUT_TOKENS = 16
 OVER_SHARE = 10.0  # times its share that the greedy tenant sends
-MODEST_SHARE = 0.9  # of its share that the other one sends
+MODEST_SHARE = 0.5  # of its share that the other one sends
 RETRY_LOAD = 1.5
 
 

@@ -68,8 +68,8 @@ def test_a_tighter_slo_never_raises_the_slo_rate(ttft_s, tpot_s, looser_ttft, lo
 
     tight = rate(Targets(ttft_s, tpot_s))
     # The search ends at a sixty-fourth of a grid step.
-    assert tight <= rate(Targets(ttft_s * looser_ttft, tpot_s * looser_tpot)) * 1.003
-    assert rate(Targets(ttft_s, tpot_s, 99.0)) <= tight * 1.003
+    assert tight <= rate(Targets(ttft_s * looser_ttft, tpot_s * looser_tpot)) * 1.01
+    assert rate(Targets(ttft_s, tpot_s, 99.0)) <= tight * 1.01
 
 
 @pytest.mark.parametrize("field", ["bandwidth_gb_s", "bf16_tflops", "fp8_tflops", "link_gb_s"])

@@ -78,6 +78,8 @@ class Batching:
         load = Load(count, count, count + sum(s.computed for s in decodes))
         batch = Batch(decodes, [], load)
         self._fill(batch, now_ns)
+        if batch.chunks:
+            batch.rest(self._policy.resting(batch, self.roster, now_ns))
         return batch if batch.decodes or batch.chunks else None
 
     def horizon(self, batch: Batch) -> int:

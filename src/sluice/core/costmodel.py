@@ -34,6 +34,11 @@ class Load(NamedTuple):
         chunk_context += tokens * past_tokens + tokens * (tokens + 1) // 2
         return Load(before + tokens, rows, decode_context, chunk_context)
 
+    def without_rows(self, rows: int, context_tokens: int) -> "Load":
+        """The load without so many of its decode rows, which attend to so many tokens in all."""
+        tokens, decode_rows, context, chunk_context = self
+        return Load(tokens - rows, decode_rows - rows, context - context_tokens, chunk_context)
+
     def one_step_later(self) -> "Load":
         """The load of the same decode rows in the step after this one."""
         tokens, rows, context, chunk_context = self

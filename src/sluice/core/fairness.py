@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 # How far a tenant may be ahead of the least served before the others go first, in tokens at
 # weight 1: several prompts of a chat, so that single requests do not change the order.
-QUANTUM_TOKENS = 4_096
+QUANTUM_TOKENS = 256
 # The most that a tenant which used less than its share can catch up afterwards.
 CREDIT_TOKENS = 16 * QUANTUM_TOKENS
 # Tenants without requests whose counter is remembered; the oldest are forgotten, which forgives.

@@ -13,6 +13,7 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Protocol
 
+from sluice.core.batch import Batch
 from sluice.core.costmodel import Load
 from sluice.core.residency import (
     PREEMPTIONS_MAX,
@@ -31,6 +32,7 @@ SLACK_NS_DEFAULT = 60_000_000_000  # slack of a sequence that has no due time
 # at the most nearly shortest first.
 WORK_WEIGHT_MIN = 1.0
 WORK_WEIGHT_MAX = 50.0
+RESTS_MAX = 2  # steps in a row that a decode row may be left out of
 PRESSURE_FULL = 2.0  # backlog over slack at which the weight is at its most
 
 
@@ -77,6 +79,9 @@ class Policy(Protocol):
     def victim(self, candidates: Seq[Sequence], roster: Roster, now_ns: int) -> Sequence:
         """Which resident loses its blocks; ``candidates`` is not empty."""
 
+    def resting(self, batch: Batch, roster: Roster, now_ns: int) -> list[Sequence]:
+        """The decode rows that stay out of a step with these chunks, so that it is over sooner."""
+
 
 class FcfsPolicy:
     """Continuous batching in order of arrival with a fixed number of tokens per step.
@@ -107,6 +112,9 @@ class FcfsPolicy:
 
     def victim(self, candidates: Seq[Sequence], roster: Roster, now_ns: int) -> Sequence:
         return max(candidates, key=lambda sequence: sequence.number)
+
+    def resting(self, batch: Batch, roster: Roster, now_ns: int) -> list[Sequence]:
+        return []
 
 
 class StaticPolicy(FcfsPolicy):
@@ -215,6 +223,29 @@ class SloPolicy:
             return (sequence.generation.request.tier, sequence.late, gain, sequence.number)
 
         return max(candidates, key=worth)
+
+    def resting(self, batch: Batch, roster: Roster, now_ns: int) -> list[Sequence]:
+        """Rows of a larger class (tier, tenant ahead of its share) than a prompt that is on time.
+
+        Such a row rests where its next token is not due before the step after this one, and for
+        ``RESTS_MAX`` steps in a row at most.
+        """
+        best = min((_rank(s, roster) for s, _ in batch.chunks if not s.late), default=None)
+        if best is None:
+            return []
+        later_ns = now_ns + int(2 * roster.cost.step_ns(batch.load) * roster.cost.margin)
+        return [
+            sequence
+            for sequence in batch.decodes
+            if sequence.rested < RESTS_MAX
+            and _rank(sequence, roster) > best
+            and ((due_ns := sequence.due_ns()) is None or due_ns > later_ns)
+        ]
+
+
+def _rank(sequence: Sequence, roster: Roster) -> tuple[int, bool]:
+    request = sequence.generation.request
+    return (request.tier, roster.shares.ahead(request.tenant))
 
 
 def _tokens_to_compute(sequence: Sequence, roster: Roster) -> int:

@@ -18,7 +18,7 @@ from sluice.core.lengths import OutputLengths
 from sluice.core.lifecycle import SequenceState
 from sluice.core.sequence import Sequence
 
-QUANTUM_TOKENS = 1_024  # a tenant so far ahead of another on this replica goes after it
+QUANTUM_TOKENS = 256  # a tenant so far ahead of another on this replica goes after it
 RECOVERED_SHARE = 0.1  # of the pool is free before others of its tier join after a preemption
 
 

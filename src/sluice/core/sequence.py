@@ -42,6 +42,7 @@ class Sequence:
     says that its first token was late or cannot be on time any more, as far as was seen when
     somebody last asked for prefill. ``passed`` counts later sequences that went ahead of it while
     it did not fit; ``charged`` is the number of its tokens that its tenant was charged for.
+    ``rested`` counts the last steps in a row that it was left out of, while it was in decode.
     """
 
     id: SequenceId
@@ -56,6 +57,7 @@ class Sequence:
     charged: int = 0
     passed: int = 0
     preemptions: int = 0
+    rested: int = 0
     first_token_ns: int | None = None
     table: BlockTable = field(default_factory=BlockTable)
 

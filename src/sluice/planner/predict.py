@@ -15,8 +15,8 @@ from sluice.planner.residual import Case, Estimate, Field, field_from_json
 from sluice.planner.steady import Lengths, steady_state
 from sluice.planner.work import Deployment
 
-# `estimate.py` asks the field at half doublings of the prompt where a rate must be monotone: between
-# two of them the formula alone decides what more tokens cost.
+# `estimate.py` asks the field at half doublings of the prompt where a rate must be monotone:
+# between two of them the formula alone decides what more tokens cost.
 SNAPS_PER_DOUBLING = 2
 # An engine or architecture without a level of its own: spread that other engines show.
 FOREIGN_DEVIATION = 0.2

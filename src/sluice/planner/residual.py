@@ -57,11 +57,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A published measurement: its case, log of measured over calculated, and its source."""
+    """A published measurement: its case, log of measured over calculated, and its source.
+
+    ``pull`` is its weight in the estimate from all rows together (inverse covariance times
+    residuals), which the fit solves once; None where only the nearest rows are to be asked.
+    """
 
     case: Case
     residual: float
     source: str = ""
+    pull: float | None = None
 
 
 class Estimate(NamedTuple):
@@ -102,10 +107,8 @@ class Field:
     def estimate(self, case: Case) -> Estimate:
         """Expected log of measured over calculated at ``case``."""
         whole = sum(part.deviation**2 for part in self.parts)
-        near = nlargest(
-            NEIGHBOURS,
-            ((self.covariance(case, row.case), -place) for place, row in enumerate(self.rows)),
-        )
+        every = [self.covariance(case, row.case) for row in self.rows]
+        near = nlargest(NEIGHBOURS, ((share, -place) for place, share in enumerate(every)))
         rows = [self.rows[-place] for share, place in near if share > 0]
         if not rows:
             return Estimate(0.0, sqrt(whole + self.noise**2), ())
@@ -119,10 +122,12 @@ class Field:
         ]
         lower = _cholesky(matrix)
         half = _forward(lower, shares)
-        mean = sum(
-            a * b
-            for a, b in zip(half, _forward(lower, [row.residual for row in rows]), strict=True)
-        )
+        pulls = [row.pull for row in self.rows if row.pull is not None]
+        if len(pulls) == len(every):
+            mean = sum(share * pull for share, pull in zip(every, pulls, strict=True))
+        else:
+            solved = _forward(lower, [row.residual for row in rows])
+            mean = sum(a * b for a, b in zip(half, solved, strict=True))
         left = max(0.0, whole - sum(a * a for a in half))
         return Estimate(mean, sqrt(left + self.noise**2), tuple(rows))
 
@@ -159,7 +164,12 @@ def field_as_json(field: Field) -> dict[str, Any]:
         "spread": _short(field.spread),
         "sources": sources,
         "rows": [
-            [*row.case, float(f"{row.residual:.3f}"), sources.index(row.source)]
+            [
+                *row.case,
+                float(f"{row.residual:.3f}"),
+                sources.index(row.source),
+                None if row.pull is None else float(f"{row.pull:.4g}"),
+            ]
             for row in field.rows
         ],
     }
@@ -172,8 +182,8 @@ def field_from_json(document: Mapping[str, Any]) -> Field:
         parts=tuple(Part(tuple(keys), a, b) for keys, a, b in document["parts"]),
         noise=document["noise"],
         rows=tuple(
-            Row(Case(*case), residual, document["sources"][source])
-            for *case, residual, source in document["rows"]
+            Row(Case(*case), residual, document["sources"][source], pull)
+            for *case, residual, source, pull in document["rows"]
         ),
         weights=(one, two, three, four),
         spread=document["spread"],
