@@ -201,7 +201,7 @@ def goodput_plan(session: Session, mix: str, step: float) -> Plan:
 def measure_long(session: Session) -> None:
     """Chat streams alone, long prompts alone, and both."""
     chats = [
-        Ask(f"stream-{number}", 0.3 * number, output_tokens=CHAT_STREAM_TOKENS)
+        Ask(f"stream-{number}", 0.3 * number, output_tokens=CHAT_STREAM_TOKENS, slo="stream")
         for number in range(CHATS)
     ]
 
@@ -227,7 +227,7 @@ def measure_fairness(session: Session) -> None:
 
 
 def tenants_plan(session: Session, *, over_share: float) -> Plan:
-    """Tenant ``modest`` at a little less than half of capacity, ``greedy`` at so many halves."""
+    """Tenant ``modest`` at half of its half of capacity, ``greedy`` at so many halves."""
     share = capacity_of(session, "poisson") / 2
     span = replace(session.span, drain_s=6.0)
     seed = session.settings.seed

@@ -168,7 +168,7 @@ def long_tables(source: Source) -> list[Table]:
         )
         if chats is None or alone is None or beside is None:
             continue
-        quiet_s, busy_s = gaps_s(chats, _slo(engine, "chat")), _beside_gaps_s(beside)
+        quiet_s, busy_s = gaps_s(chats, _slo(engine, "stream")), _beside_gaps_s(beside)
         alone_s = first_tokens_s(alone, alone.outcomes)
         waits_s = first_tokens_s(beside, _longs(beside.outcomes))
         if not quiet_s or not busy_s or not alone_s or not waits_s:

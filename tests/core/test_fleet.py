@@ -528,10 +528,14 @@ def test_too_many_choices_are_not_told_to_come_back_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ladder", "numbers"), [((Rung.SMALLER,), (2, 1)), ((Rung.SHORTEN, Rung.QUEUE), (3, 2))]
+    ("ladder", "reason", "numbers"),
+    [
+        ((Rung.SMALLER,), "no_free_place", (3, 1)),
+        ((Rung.SHORTEN, Rung.QUEUE), "queue_full", (3, 2)),
+    ],
 )
 def test_a_full_queue_is_foreseen_and_its_refusal_is_the_one_that_arrival_gives(
-    ladder: tuple[Rung, ...], numbers: tuple[float, float]
+    ladder: tuple[Rung, ...], reason: str, numbers: tuple[float, float]
 ) -> None:
     driver = one_slot(queue=1)
     driver.arrive(0, request("A"), request("B"))
@@ -540,7 +544,7 @@ def test_a_full_queue_is_foreseen_and_its_refusal_is_the_one_that_arrival_gives(
     foreseen = driver.fleet.refusal_before("m", least, seconds(1))
     (told,) = rejects(driver.arrive(1, asked))
     assert foreseen is not None
-    assert (foreseen.status, foreseen.reason) == (told.status, told.reason) == (429, "queue_full")
+    assert (foreseen.status, foreseen.reason) == (told.status, told.reason) == (429, reason)
     assert (foreseen.measured, foreseen.threshold) == (told.measured, told.threshold) == numbers
 
 

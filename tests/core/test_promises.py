@@ -82,7 +82,7 @@ def test_within_a_class_it_is_the_newcomer_that_is_refused() -> None:
     driver = slots()
     driver.arrive(0, request("runs"), request("promised", **due(3.7)))
     effects = driver.arrive(0, request("newcomer", **due(3.6)))
-    assert reasons(effects) == [("newcomer", "predicted_late")]
+    assert reasons(effects) == [("newcomer", "gives_way")]
     assert driver.pool.waiting == 1
 
 
@@ -183,7 +183,7 @@ def test_the_smaller_model_takes_over_where_it_can_and_never_twice() -> None:
     assert driver.arrive(0, asked) == [Retarget("r", "small", 2, 1)]
     assert driver.fleet.requests == 1
     degraded = replace(asked, degraded=(Rung.SMALLER,))
-    assert reasons(driver.arrive(0, degraded)) == [("r", "queue_full")]
+    assert reasons(driver.arrive(0, degraded)) == [("r", "no_free_place")]
     assert dispatched(driver.arrive(0, degraded, model="small")) == [("r", "s-0")]
 
 
@@ -192,7 +192,7 @@ def test_a_smaller_model_that_is_full_or_too_small_takes_nothing() -> None:
     driver.arrive(0, request("runs"))
     driver.arrive(0, request("s0"), request("s1"), model="small")
     asked = request("r", overload=(Rung.SMALLER, Rung.REFUSE))
-    assert reasons(driver.arrive(0, asked)) == [("r", "queue_full")]
+    assert reasons(driver.arrive(0, asked)) == [("r", "no_free_place")]
 
 
 # ------------------------------------------------------------------------------------ while waiting

@@ -70,4 +70,13 @@ def test_the_fastest_prefill_seen_says_what_could_never_be_on_time() -> None:
     assert service.least_prefill_ns(100) is None
     service.reported(report(prefill_tokens_per_s=1000.0))
     service.reported(report(prefill_tokens_per_s=100.0))
-    assert service.least_prefill_ns(100) == seconds(0.1)
+    assert service.least_prefill_ns(100) == pytest.approx(seconds(0.1), rel=1e-3)
+
+
+def test_a_replica_that_got_slower_for_good_is_believed_in_the_end() -> None:
+    service = ServiceTimes()
+    service.reported(report(prefill_tokens_per_s=1000.0, step_ns=10))
+    for _ in range(30_000):
+        service.reported(report(prefill_tokens_per_s=100.0, step_ns=40))
+    assert service.least_prefill_ns(100) == pytest.approx(seconds(1.0), rel=1e-3)
+    assert service.least_token_ns() == 40

@@ -53,7 +53,7 @@ def test_every_overload_has_words_and_keeps_its_numbers_and_its_wait(reason: str
     if status == 429:
         assert "4" in error.message
         assert "Retry after the given time." in error.message
-        if reason != "deadline_past":  # compared with nothing
+        if reason not in ("deadline_past", "gives_way"):  # compared with nothing
             assert "3" in error.message
 
 

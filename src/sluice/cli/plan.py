@@ -177,7 +177,7 @@ def _explained(found: Plan) -> dict[str, Any]:
     at = replica.at_slo
     concurrency = float(replica.sequences_max) if at is None else at.concurrency
     level, coefficients = model.level
-    state = steady_state(model.deployment, lengths, concurrency)
+    state = steady_state(model.deployment, lengths, concurrency, others=model.others)
     residual = model.residual(lengths, concurrency)
     return {
         "memory_gib": {name: value / _GIB for name, value in replica.budget.lines().items()},

@@ -239,7 +239,7 @@ class ModelSection:
     waits will be on time. A higher one accepts more and keeps fewer promises; a lower one refuses
     sooner and keeps the slowest answers fast. Requests that can start at once are not affected."""
 
-    headroom: Annotated[float, Range(low=0, high=0.9)] = 0.1
+    headroom: Annotated[float, Range(low=0, high=0.9)] = 0.25
     """Share of the places that run at a time which is kept from tenants that are ahead of their
     share while another tenant is active, and from tiers above 0 while tier 0 is in use. A larger
     one lets the others start at once more often and leaves more places idle. With one tenant and

@@ -65,6 +65,7 @@ class Accepted:
     prefill_tokens: int = 0
     blocks: int = 0
     wait: int | None = None
+    aged: bool = False
 
     @property
     def timed(self) -> bool:

@@ -45,13 +45,12 @@ class Batch:
         sequences = chain(self.decodes, (sequence for sequence, _ in self.chunks))
         return any(sequence.generation is generation for sequence in sequences)
 
-    def rest(self, resting: Seq[Sequence]) -> None:
-        """Leave these decode rows out of the step, and count for how many steps in a row."""
-        for sequence in self.decodes:
-            sequence.rested = sequence.rested + 1 if sequence in resting else 0
-        if resting:
-            self.decodes = [sequence for sequence in self.decodes if not sequence.rested]
-            self.load = self.load.without_rows(len(resting), sum(s.computed + 1 for s in resting))
+    def leave_out(self, rows: Seq[Sequence]) -> bool:
+        """Take these decode rows out of the step; whether there were any."""
+        if rows:
+            self.decodes = [sequence for sequence in self.decodes if sequence not in rows]
+            self.load = self.load.without_rows(len(rows), sum(s.computed + 1 for s in rows))
+        return bool(rows)
 
     def plan(self, step: int, predicted_ns: int) -> Plan:
         """The step as an executor gets it."""

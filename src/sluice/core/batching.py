@@ -78,8 +78,6 @@ class Batching:
         load = Load(count, count, count + sum(s.computed for s in decodes))
         batch = Batch(decodes, [], load)
         self._fill(batch, now_ns)
-        if batch.chunks:
-            batch.rest(self._policy.resting(batch, self.roster, now_ns))
         return batch if batch.decodes or batch.chunks else None
 
     def horizon(self, batch: Batch) -> int:
@@ -180,20 +178,42 @@ class Batching:
             wanting += joining
         if joining or len(wanting) > 1:
             wanting = policy.arrange(wanting, roster, now_ns)
+        rows, load = batch.decodes, batch.load
+        if self._rest(batch, wanting, now_ns):
+            budget = policy.budget(batch.decodes, batch.load, roster, now_ns)
         filling = self._filling(batch, budget, wanting)
         if filling.turn is not None:
             wanting.remove(filling.turn)
             wanting.insert(0, filling.turn)
+        self._walk(wanting, filling, now_ns)
+        if joining:
+            self._unfit = filling.unfit
+        if not batch.chunks:
+            batch.decodes, batch.load = rows, load  # there is nobody to make way for
+        self._remember(filling)
+
+    def _walk(self, wanting: list[Sequence], filling: "_Filling", now_ns: int) -> None:
+        """Give those that want prefill their chunks, one after another, until the step is full."""
         for sequence in wanting:
+            if sequence.rested and filling.batch.chunks:
+                continue
             if sequence.state is SequenceState.PREFILL:
                 filling.add(sequence, self._chunk_tokens(sequence, filling))
             elif self._may_join(sequence, filling):
                 self._join(sequence, filling, now_ns)
-            if filling.full and budget.admission is not Admission.WHOLE_BATCH:
+            if filling.full and filling.budget.admission is not Admission.WHOLE_BATCH:
                 break
-        if joining:
-            self._unfit = filling.unfit
-        self._remember(filling)
+
+    def _rest(self, batch: Batch, wanting: list[Sequence], now_ns: int) -> bool:
+        """Take the rows that make way for the next prompt out of the step; whether there were any.
+
+        Prompts that make way are marked as resting; they do if the next one gets a chunk.
+        """
+        others = [*batch.decodes, *wanting]
+        resting = self._policy.resting(others, wanting, self.roster, now_ns)
+        for sequence in others:
+            sequence.rested = sequence.rested + 1 if sequence in resting else 0
+        return batch.leave_out([sequence for sequence in batch.decodes if sequence.rested])
 
     def _remember(self, filling: "_Filling") -> None:
         roster, batch = self.roster, filling.batch

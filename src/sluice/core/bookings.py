@@ -11,8 +11,8 @@ that can start at once is served, whatever is booked. Who goes ahead of whom, an
 clients count against newcomers, is decided there.
 
 A client is recognised by a key of what it asks for. Equal requests have equal keys and one booking
-each. A client that returns before its time finds no booking and, refused again, takes another one:
-the first lapses, which lowers the share and moves later times closer.
+each, up to a bound from which on they are told the last of their times. A client that returns
+before its time finds no booking and, refused again, takes another one.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -26,6 +26,8 @@ NS_PER_S = 1_000_000_000
 AHEAD_NS_MAX = 120 * NS_PER_S
 # Bookings kept at a time; a pool with more departures than that within the horizon promises less.
 BOOKINGS_MAX = 4_096
+# Bookings of one key: a client that asks again and again does not take everybody's places.
+SAME_MAX = 8
 # A client that returns a little early, by its own clock, is still the one that was told.
 EARLY_NS = NS_PER_S // 20
 # Retry-After is in whole seconds, rounded up, and the request takes its time to get here.
@@ -76,6 +78,9 @@ class Bookings:
         the pool, times the places that the request takes.
         """
         self.expire(now_ns)
+        mine = self._by_key.get(key, [])
+        if len(mine) >= SAME_MAX:
+            return mine[-1].at_ns
         if len(self._booked) >= BOOKINGS_MAX:
             return None
         gap_ns = max(1, round(spacing_ns * self.share))
@@ -92,12 +97,21 @@ class Bookings:
     def claim(self, key: Hashable, now_ns: int) -> bool:
         """Whether this is a refused client that comes back as told; its booking is used up then."""
         self.expire(now_ns)
-        for booking in self._by_key.get(key, ()):
-            if booking.at_ns - EARLY_NS <= now_ns:
-                self._remove(booking)
-                self._learn(1.0)
-                return True
-        return False
+        due = self._due(key, now_ns)
+        if due is None:
+            return False
+        self._remove(due)
+        self._learn(1.0)
+        return True
+
+    def is_due(self, key: Hashable, now_ns: int) -> bool:
+        """Whether ``claim`` would find a booking."""
+        self.expire(now_ns)
+        return self._due(key, now_ns) is not None
+
+    def _due(self, key: Hashable, now_ns: int) -> _Booking | None:
+        mine = self._by_key.get(key, ())
+        return next((booking for booking in mine if booking.at_ns - EARLY_NS <= now_ns), None)
 
     def expected(self, now_ns: int, until_ns: int) -> float:
         """How many refused clients are expected to come back until then: bookings times share."""

@@ -81,11 +81,13 @@ class Door:
         """See ``ladder.Door``."""
         self._shape(request)
         pool, accepted, now_ns = self._pool, self.accepted, self._now_ns
-        if not pool.queue or pool.goes_first(accepted):
+        accepted.predicted_wait_ns = accepted.predicted_first_ns = None
+        if not pool.queue or pool.goes_first(accepted, now_ns):
             self.scores = pool.standing(accepted, now_ns)
         if not self.scores:
-            places = sum(replica.places for replica in pool.ready()) + request.choices
-            return Refusal(429, "queue_full", places, pool.seats(), pool.departure_ns(1, now_ns))
+            kept = pool.kept_places() if pool.restricted(accepted, now_ns) else 0
+            places, free = pool.places() + request.choices, pool.seats() - kept
+            return Refusal(429, "no_free_place", places, free, pool.departure_ns(1, now_ns))
         refusal = late_at_start(pool, accepted, self.scores[0].replica_id, now_ns)
         if refusal is not None:
             self.scores = ()
@@ -113,7 +115,8 @@ class Door:
         if limits is None or never_runs(request, limits) is not None:
             return None
         door = Door(pool, pool.accept(request, self.accepted.number, self._now_ns), self._now_ns)
-        if door.starts(request) is None or door.waits(request) is None:
+        waits = Rung.QUEUE in request.overload
+        if door.starts(request) is None or (waits and door.waits(request) is None):
             return pool.limits.model
         return None
 
@@ -137,13 +140,20 @@ class Door:
                 self.drops = tuple(drops)
                 return None
             late, refusal = found
+            spared = _sparing(refusal, pool, now_ns)
             if pool.rank(order[late]) == pool.rank(accepted) or len(drops) == DROPS_MAX:
-                return refusal
+                return spared
             dropped = gives_way(pool, order[: late + 1])
             if dropped is None or dropped is accepted:
-                return refusal
-            drops.append((dropped, refusal))
+                return spared
+            drops.append((dropped, refusal if dropped is order[late] else spared))
             order.remove(dropped)
+
+
+def _sparing(late: Refusal, pool: Pool, now_ns: int) -> Refusal:
+    """The refusal of one that goes so that another one is not late."""
+    late_s = late.measured - late.threshold
+    return Refusal(429, "gives_way", late_s, 0.0, pool.departure_ns(1, now_ns))
 
 
 def lateness(
@@ -177,8 +187,9 @@ def _late_answer(
     left_ns, measured_ns = request.deadline_ns - now_ns, first_ns + decode_ns - now_ns
     if measured_ns <= left_ns:
         return None
-    # Where its own answer takes longer than it has, no later time is better.
-    wait_ns = None if decode_ns > left_ns else measured_ns - left_ns
+    # Where an idle replica takes longer than it has, no later time is better.
+    least_ns = (tokens - 1) * (pool.service.least_token_ns() or 0)
+    wait_ns = None if least_ns > left_ns else measured_ns - left_ns
     measured, threshold = measured_ns / NS_PER_S, left_ns / NS_PER_S
     return Refusal(429, "deadline_infeasible", measured, threshold, wait_ns)
 
@@ -186,8 +197,9 @@ def _late_answer(
 def late_at_start(pool: Pool, accepted: Accepted, replica_id: str, now_ns: int) -> Refusal | None:
     """Why a request that is about to be dispatched would be late.
 
-    One that could not be on time on an idle replica either is served for its own sake: a first
-    token target that cannot be met is no reason to be never served.
+    One that could not be on time on an idle replica either, or for which there is one and nobody
+    else, is served for its own sake: a first token target that cannot be met is no reason to be
+    never served.
     """
     replica = pool.replica(replica_id)
     work, report = accepted.work, replica.report
@@ -201,15 +213,20 @@ def late_at_start(pool: Pool, accepted: Accepted, replica_id: str, now_ns: int) 
     decode_ns = (work.output_tokens - 1) * token_ns
     outlook = Outlook(now_ns, now_ns + first_ns, now_ns + first_ns + decode_ns)
     quantile = 1.0 - START_MISSES * (1.0 - accepted.request.quantile)
-    factor = pool.start_margin.factor(quantile, now_ns) if accepted.order[1] else 1.0
+    promised = accepted.wait is not None or not accepted.order[1]
+    factor = 1.0 if promised else pool.start_margin.factor(quantile, now_ns)
     refusal = lateness(pool, accepted, outlook, factor, now_ns)
     if refusal is None or refusal.reason != "predicted_late":
         return refusal
-    return None if hopeless(pool, accepted) else refusal
+    alone = not replica.places and len(pool.queue) == (accepted.wait is not None)
+    return None if alone or hopeless(pool, accepted) else refusal
 
 
 def hopeless(pool: Pool, accepted: Accepted) -> bool:
-    """Whether its first token would be late on a replica with nothing else to do, if known."""
+    """Whether its first token would be late on a replica with nothing else to do.
+
+    Also where the speed of replicas is not known yet.
+    """
     due_ns = accepted.ttft_due_ns
     least_ns = pool.service.least_prefill_ns(accepted.work.prefill_tokens)
     return due_ns is not None and (least_ns is None or accepted.accepted_ns + least_ns > due_ns)
@@ -261,6 +278,7 @@ def give_up(pool: Pool, now_ns: int) -> list[tuple[Accepted, Refusal]]:
         if dropped is None:
             break
         pool.missed(dropped, outlooks[order.index(dropped)], now_ns)
-        drops.append((dropped, refusal))
+        told = refusal if dropped is order[late] else _sparing(refusal, pool, now_ns)
+        drops.append((dropped, told))
         order.remove(dropped)
     return drops

@@ -20,10 +20,10 @@ order of requests is theirs; here is no queue, no time and no configuration.
 from dataclasses import dataclass
 
 # How far a tenant may be ahead of the least served before the others go first, in tokens at
-# weight 1: several prompts of a chat, so that single requests do not change the order.
+# weight 1: about the length of an answer.
 QUANTUM_TOKENS = 256
 # The most that a tenant which used less than its share can catch up afterwards.
-CREDIT_TOKENS = 16 * QUANTUM_TOKENS
+CREDIT_TOKENS = 65_536
 # Tenants without requests whose counter is remembered; the oldest are forgotten, which forgives.
 DEPARTED_MAX = 1_024
 # Counters are whole numbers of thousandths of a token, so that sums are equal everywhere.

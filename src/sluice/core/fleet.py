@@ -166,6 +166,8 @@ class Fleet:
         if Rung.SHORTEN in request.degraded:
             effects.append(Shorten(request.id, request.output_tokens_max))
         if door.scores:
+            if pool.queue:
+                pool.queue.took_turn(accepted)
             return [*effects, pool.start(accepted, door.scores, now_ns)]
         pool.enqueue(accepted, now_ns)
         for dropped, refusal in door.drops:
@@ -353,9 +355,8 @@ class Fleet:
         ``KeyError`` for a model that is not configured.
         """
         pool = self._pools[model]
-        refusal = self._refusal(pool, least, now_ns)
-        if refusal is None:
-            refusal = pool.refusal_before(least, now_ns)
+        pool.came(least, now_ns)
+        refusal = self._refusal(pool, least, now_ns) or pool.refusal_before(least, now_ns)
         if refusal is None or refusal.status == 400 or refusal.reason == "tokens_per_minute":
             return None  # none, or one that is told with the size of the prompt
         return pool.refuse(least, refusal, now_ns, self._chance)

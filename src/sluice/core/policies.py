@@ -13,7 +13,6 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Protocol
 
-from sluice.core.batch import Batch
 from sluice.core.costmodel import Load
 from sluice.core.residency import (
     PREEMPTIONS_MAX,
@@ -32,7 +31,7 @@ SLACK_NS_DEFAULT = 60_000_000_000  # slack of a sequence that has no due time
 # at the most nearly shortest first.
 WORK_WEIGHT_MIN = 1.0
 WORK_WEIGHT_MAX = 50.0
-RESTS_MAX = 2  # steps in a row that a decode row may be left out of
+RESTS_MAX = 2  # steps in a row that a sequence may be left out of for one of a smaller class
 PRESSURE_FULL = 2.0  # backlog over slack at which the weight is at its most
 
 
@@ -79,8 +78,10 @@ class Policy(Protocol):
     def victim(self, candidates: Seq[Sequence], roster: Roster, now_ns: int) -> Sequence:
         """Which resident loses its blocks; ``candidates`` is not empty."""
 
-    def resting(self, batch: Batch, roster: Roster, now_ns: int) -> list[Sequence]:
-        """The decode rows that stay out of a step with these chunks, so that it is over sooner."""
+    def resting(
+        self, others: Seq[Sequence], wanting: Seq[Sequence], roster: Roster, now_ns: int
+    ) -> list[Sequence]:
+        """Those of ``others`` that make way for the next of ``wanting``, which are in order."""
 
 
 class FcfsPolicy:
@@ -113,7 +114,9 @@ class FcfsPolicy:
     def victim(self, candidates: Seq[Sequence], roster: Roster, now_ns: int) -> Sequence:
         return max(candidates, key=lambda sequence: sequence.number)
 
-    def resting(self, batch: Batch, roster: Roster, now_ns: int) -> list[Sequence]:
+    def resting(
+        self, others: Seq[Sequence], wanting: Seq[Sequence], roster: Roster, now_ns: int
+    ) -> list[Sequence]:
         return []
 
 
@@ -224,19 +227,22 @@ class SloPolicy:
 
         return max(candidates, key=worth)
 
-    def resting(self, batch: Batch, roster: Roster, now_ns: int) -> list[Sequence]:
-        """Rows of a larger class (tier, tenant ahead of its share) than a prompt that is on time.
+    def resting(
+        self, others: Seq[Sequence], wanting: Seq[Sequence], roster: Roster, now_ns: int
+    ) -> list[Sequence]:
+        """Who is of a larger class (tier, tenant ahead of its share) than the prompt that is next.
 
-        Such a row rests where its next token is not due before the step after this one, and for
-        ``RESTS_MAX`` steps in a row at most.
+        It makes way if its next token is not due before the end of the step after this one, and for
+        ``RESTS_MAX`` steps in a row at most. Nobody makes way for a prompt that is late.
         """
-        best = min((_rank(s, roster) for s, _ in batch.chunks if not s.late), default=None)
-        if best is None:
+        first = next((sequence for sequence in wanting if not sequence.late), None)
+        if first is None:
             return []
-        later_ns = now_ns + int(2 * roster.cost.step_ns(batch.load) * roster.cost.margin)
+        best = _rank(first, roster)
+        later_ns = now_ns + 2 * roster.limits.step_ns_max
         return [
             sequence
-            for sequence in batch.decodes
+            for sequence in others
             if sequence.rested < RESTS_MAX
             and _rank(sequence, roster) > best
             and ((due_ns := sequence.due_ns()) is None or due_ns > later_ns)

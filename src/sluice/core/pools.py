@@ -21,7 +21,7 @@ from sluice.core.fleet_replica import FleetReplica, ReplicaView
 from sluice.core.lifecycle import ReplicaState
 from sluice.core.margins import Margin
 from sluice.core.queue import Queue
-from sluice.core.request import TIER_DEFAULT, Request, Rung
+from sluice.core.request import TIER_DEFAULT, TIER_MAX, Request, Rung
 from sluice.core.returns import Returns
 from sluice.core.routing import block_chain, blocks_needed, rank
 from sluice.core.service import ServiceTimes
@@ -65,7 +65,7 @@ class PoolLimits:
     queue_bytes_max: int | None = None
     smaller: str | None = None
     utilisation: float = 0.75
-    headroom: float = 0.1
+    headroom: float = 0.25
     aging_ns: int | None = 30 * NS_PER_S
 
 
@@ -169,7 +169,7 @@ class Pool:
         if not chain:
             return {}
         first = chain[0]
-        return {r.id: r.cached_tokens(chain) for r in self.replicas if first in r.prefixes}
+        return {r.id: r.cached_tokens(chain) for r in self.ready() if first in r.prefixes}
 
     def work(self, request: Request, cached: Mapping[str, int]) -> Work:
         """What the request is predicted to take."""
@@ -271,14 +271,15 @@ class Pool:
         takes_over = self.smaller is not None and Rung.SMALLER in least.overload
         if takes_over or any(replica.places < replica.seats for replica in self.ready()):
             return None
-        places, places_max = self.places() + least.choices, self.places_max()
+        reason, places, places_max = "queue_full", self.places() + least.choices, self.places_max()
         if Rung.QUEUE not in least.overload:
-            places, places_max = places - self.queue.places, self.seats()
+            reason, places_max = "no_free_place", self.seats()
         if not least.likeness or places <= places_max:
             return None  # a client that comes back could not be recognised, or there is room
-        self.returns.claimed(least, now_ns)
+        if self.returns.is_due(least, now_ns):
+            return None  # it was told to come now
         wait_ns = self.departure_ns(places - places_max, now_ns)
-        return Refusal(429, "queue_full", places, places_max, wait_ns)
+        return Refusal(429, reason, places, places_max, wait_ns)
 
     def not_ready(self, now_ns: int) -> Refusal:
         """The refusal of what no replica serves; asking again is in vain where all failed."""
@@ -309,9 +310,10 @@ class Pool:
         order.insert(len(order) if place is None else place, accepted)
         return order
 
-    def goes_first(self, accepted: Accepted) -> bool:
+    def goes_first(self, accepted: Accepted, now_ns: int) -> bool:
         """Whether a newcomer goes ahead of all who wait."""
-        return self._service_order(accepted) < self._service_order(self.in_order()[0])
+        first = self.next_up(now_ns, accepted.order[0])
+        return not first.aged and self._service_order(accepted) < self._service_order(first)
 
     def rank(self, accepted: Accepted) -> Rank:
         """The class that says who gives way: the larger one does."""
@@ -329,6 +331,8 @@ class Pool:
 
     def restricted(self, accepted: Accepted, now_ns: int) -> bool:
         """Whether the kept places are not for this request."""
+        if accepted.aged:
+            return False
         if accepted.order[0] > 0 and now_ns < self._strict_until_ns:
             return True
         return self._shares.ahead(accepted.request.tenant)
@@ -348,7 +352,7 @@ class Pool:
         restricted = self.restricted(accepted, now_ns)
         if restricted:
             free = sum(replica.seats - replica.places for replica in self.ready())
-            if free < request.choices + self.kept_places():
+            if free < min(request.choices + self.kept_places(), self.seats()):
                 return ()
         candidates = []
         for replica in self.replicas:
@@ -391,9 +395,16 @@ class Pool:
 
     # --------------------------------------------------------------------------------- decisions
 
-    def next_up(self, now_ns: int) -> Accepted:
-        """The request that goes next, with what is cached of it now."""
-        accepted = self.queue.head(self._shares, now_ns, self.gap_ns(), self.limits.aging_ns)
+    def next_up(self, now_ns: int, newcomer_tier: int = TIER_MAX) -> Accepted:
+        """The waiting request that goes next, with what is cached of it now."""
+        strictest = 0 if now_ns < self._strict_until_ns else newcomer_tier
+        accepted = self.queue.head(
+            self._shares,
+            now_ns,
+            self.gap_ns(),
+            aging_ns=self.limits.aging_ns,
+            strictest=strictest,
+        )
         accepted.cached = self.cached(accepted.chain)
         return accepted
 
@@ -401,7 +412,8 @@ class Pool:
         """Give a request that does not wait to the best of these replicas."""
         replica = self.replica(scores[0].replica_id)
         replica.board(accepted, now_ns)
-        self._shares.charge(accepted.request.tenant, accepted.prefill_tokens)
+        if accepted.attempts == 1:
+            self._shares.charge(accepted.request.tenant, accepted.prefill_tokens)
         waited = accepted.predicted_wait_ns
         return Dispatch(accepted.request.id, replica.id, accepted.attempts, scores, waited)
 

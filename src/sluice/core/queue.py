@@ -94,8 +94,12 @@ class Queue:
             self._waiting, key=lambda a: (a.order[0], a.request.tenant in over, a.order[1:])
         )
 
-    def head(self, shares: FairShares, now_ns: int, gap_ns: int, aging_ns: int | None) -> Accepted:
+    def head(
+        self, shares: FairShares, now_ns: int, gap_ns: int, *, aging_ns: int | None, strictest: int
+    ) -> Accepted:
         """The request that goes next. Raises ``IndexError`` where none waits.
+
+        ``strictest`` is the strictest tier that is in use, of those that wait or another one.
 
         A tier in which someone is predicted to wait for ``aging_ns`` or longer gets every second
         turn: half of the pool's places, one of which comes free every ``gap_ns``. So it gets no
@@ -105,25 +109,31 @@ class Queue:
         first = ordered[0]
         if aging_ns is None or not self._overtaken:
             return first
-        return self._aged(ordered, now_ns, 2 * gap_ns, aging_ns) or first
+        lower = [a for a in ordered if a.order[0] > min(strictest, first.order[0])]
+        aged = self._aged(lower, now_ns, 2 * gap_ns, aging_ns)
+        if aged is None:
+            return first
+        aged.aged = True
+        return aged
 
     def took_turn(self, accepted: Accepted) -> None:
-        """The request, which still waits, is dispatched: note whether it goes ahead of a tier."""
-        first, last = self._waiting[0].order[0], self._waiting[-1].order[0]
-        self._overtaken = accepted.order[0] == first != last
+        """The request is dispatched before those that wait: note whether it passes a lower tier."""
+        tiers = (accepted.order[0], self._waiting[0].order[0], self._waiting[-1].order[0])
+        self._overtaken = accepted.order[0] == min(tiers) != max(tiers)
 
     def _aged(
-        self, ordered: Sequence[Accepted], now_ns: int, gap_ns: int, aging_ns: int
+        self, lower: Sequence[Accepted], now_ns: int, gap_ns: int, aging_ns: int
     ) -> Accepted | None:
         """The head of the tier with the longest predicted wait that is over the bound."""
         best: Accepted | None = None
-        head, place, longest_ns = ordered[0], 0, aging_ns - 1
-        for accepted in ordered:
-            if accepted.order[0] != head.order[0]:
+        head: Accepted | None = None
+        place, longest_ns = 0, aging_ns - 1
+        for accepted in lower:
+            if head is None or accepted.order[0] != head.order[0]:
                 head, place = accepted, 0
             place += accepted.request.choices
             wait_ns = now_ns - accepted.accepted_ns + place * gap_ns
-            if wait_ns > longest_ns and head.order[0] != ordered[0].order[0]:
+            if wait_ns > longest_ns:
                 best, longest_ns = head, wait_ns
         return best
 

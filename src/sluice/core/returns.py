@@ -19,6 +19,8 @@ BOOKED = frozenset(
         "queue_full",
         "queue_tokens",
         "queue_bytes",
+        "no_free_place",
+        "gives_way",
         "predicted_late",
         "deadline_infeasible",
         "queue_deadline",
@@ -45,6 +47,11 @@ class Returns:
         booked = [self._booked.get((request.tier, over)) for over in (False, True)]
         key = _key(request) if any(booked) else None
         return any(bookings.claim(key, now_ns) for bookings in booked if bookings)
+
+    def is_due(self, request: Request, now_ns: int) -> bool:
+        """Whether a refused client comes back as told; its booking stays."""
+        booked = [self._booked.get((request.tier, over)) for over in (False, True)]
+        return any(bookings.is_due(_key(request), now_ns) for bookings in booked if bookings)
 
     def expected(self, rank: Rank, until_ns: int, now_ns: int) -> int:
         """Clients of no larger rank that are expected back until then."""

@@ -12,6 +12,8 @@ NS_PER_S = 1_000_000_000
 
 # Weight of the past against one completed request: about ten requests make the memory.
 KEPT_SHARE = 0.9
+# What the fastest and least ever seen keep with each report: they halve in about 7,000.
+EXTREME_KEPT = 0.9999
 # Stand-ins until the first completion or report; Retry-After needs some number from the start.
 SERVICE_NS_UNKNOWN = 1 * NS_PER_S
 OUTPUT_TOKENS_UNKNOWN = 256
@@ -35,11 +37,15 @@ class ServiceTimes:
         self._asked_tokens = 0.0
         self._asked = 0.0
         self._fastest_tokens_per_s = 0.0
+        self._least_token_ns = 0.0
 
     def reported(self, report: Report) -> None:
-        """Note how fast prompts are computed when little else is."""
-        rate = report.prefill_tokens_per_s
-        self._fastest_tokens_per_s = max(self._fastest_tokens_per_s, rate)
+        """Note how fast a replica is when it has little else to do; a change is believed slowly."""
+        rate, step_ns = report.prefill_tokens_per_s, report.step_ns
+        self._fastest_tokens_per_s = max(EXTREME_KEPT * self._fastest_tokens_per_s, rate)
+        if step_ns > 0:
+            least_ns = self._least_token_ns / EXTREME_KEPT if self._least_token_ns else step_ns
+            self._least_token_ns = min(least_ns, step_ns)
 
     def asked(self, request: Request) -> None:
         """Learn what is asked for, which stands in for what was needed until something was."""
@@ -102,6 +108,10 @@ class ServiceTimes:
         if fastest:
             return round(tokens * NS_PER_S / fastest)
         return self.prefill_ns(tokens, None) if self._requests else None
+
+    def least_token_ns(self) -> int | None:
+        """Time between two tokens of a sequence that is nearly alone, ``None`` where unknown."""
+        return round(self._least_token_ns) or None
 
     def token_ns(self, report: Report | None) -> int:
         """Predicted time between two tokens of one sequence on a replica that reported this."""

@@ -76,7 +76,7 @@ class LoadView:
             return
         self._last = probe
         if probe.gauges is None:
-            self.failures += 1
+            self.failures += probe.fault is not None
             return
         self.failures = 0
         self._gauges, self._gauges_ns = probe.gauges, probe.at_ns

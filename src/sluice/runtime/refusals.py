@@ -74,6 +74,17 @@ def _queue(reject: Reject, choices: int, model: str) -> str | None:
                 f"kept for clients that were told to come now, and {threshold} exist "
                 f"(n={choices} takes {choices})."
             )
+        case "no_free_place":
+            return (
+                f"{model} cannot start the request at once and its class does not wait: with this "
+                f"request {measured} places would be in use or waited for, and {threshold} are "
+                f"for requests like it (n={choices} takes {choices})."
+            )
+        case "gives_way":
+            return (
+                f"The request gives way to another one of {model}, which would be late by "
+                f"{reject.measured:.1f} s beside it."
+            )
         case "queue_tokens":
             return (
                 f"The queue of {model} holds too many prompt tokens: with this request it would "
