@@ -44,6 +44,18 @@ def test_check_as_json_is_one_document(wrong, capsys):
     assert len(document["problems"]) == 2
 
 
+def test_check_warns_of_what_does_nothing(tmp_path, capsys):
+    file = tmp_path / "sluice.toml"
+    file.write_text("[tenants.acme]\nweight = 2")
+    assert run(["config", "check", "-c", str(file)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "settings are valid\n"
+    assert captured.err.startswith("warning: tenants.acme: nothing makes a request one of")
+    assert run(["config", "check", "-c", str(file), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["valid"], len(document["warnings"])) == (True, 1)
+
+
 def test_d15_other_commands_refuse_wrong_settings_too(wrong, capsys):
     assert run(["config", "explain", "-c", wrong]) == 2
     assert "2 problems in the settings" in capsys.readouterr().err

@@ -151,14 +151,16 @@ def test_a_refusal_is_told_with_its_numbers(
 ) -> None:
     assert trace(folder, "req-2") == 0
     out = capsys.readouterr().out
-    assert "refused with 429 queue_full: measured 67, limit 66; retry after 3.2 s" in out
+    assert "refused with 429 queue_full: measured 67, limit 66 places; retry after 3.2 s" in out
 
 
 def test_a_request_without_an_ending_says_so(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert trace(folder, "req-3") == 0
-    assert "the journal has no ending" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "the journal has no ending" in out
+    assert "less than 0.5 s ago, by which the journal can lag behind" in out
 
 
 def test_json_is_one_document_with_the_same_facts(
@@ -204,12 +206,34 @@ def test_the_folder_comes_from_the_settings_if_not_given(
     assert "req-1" in capsys.readouterr().out
 
 
+def test_a_trace_needs_no_key_of_the_server(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sluice.toml"
+    file.write_text(
+        f'[journal]\ndir = "{folder}"\n[server]\nlisten = "0.0.0.0:8000"\n'
+        '[tenants.acme]\nkey_sha256_env = "ACME_KEYS_OF_THE_SERVER"\n'
+    )
+    assert run(["trace", "req-1", "-c", str(file)]) == 0
+    assert "req-1" in capsys.readouterr().out
+
+
 def test_what_was_done_under_overload_is_told_with_its_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(
         tmp_path,
-        RequestArrived(2 * MS, "req-1", "large", 0, 12, 500, tier=2, slo_class="gold"),
+        RequestArrived(
+            2 * MS,
+            "req-1",
+            "large",
+            0,
+            12,
+            500,
+            tier=2,
+            slo_class="gold",
+            overload=("shorten", "smaller", "queue"),
+        ),
         RequestDegraded(3 * MS, "req-1", "shorten", output_tokens_max=64),
         RequestDegraded(4 * MS, "req-1", "smaller", None, "small", 1.25, 0.5),
         RequestDispatched(
@@ -220,9 +244,9 @@ def test_what_was_done_under_overload_is_told_with_its_numbers(
     assert trace(tmp_path, "req-1") == 0
     out = capsys.readouterr().out
     for words in (
-        "class gold, tier 2",
+        "class gold, tier 2, ladder shorten > smaller > queue",
         "+3.0 ms shorten: at most 64 tokens",
-        "+4.0 ms smaller: small answers: measured 1.25, limit 0.5",
+        "+4.0 ms smaller: given to small: measured 1.25, limit 0.5",
         "dispatched to small-0 after waiting 896.0 ms, predicted 950.0 ms",
     ):
         assert words in out, words

@@ -16,7 +16,7 @@ from sluice.cluster.gateway import LocalGateway
 from sluice.cluster.local import ReplicaListener
 from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel
-from sluice.config.sections import SloSection
+from sluice.config.sections import SloSection, TenantSection
 from sluice.core.events import ReplicaLimits, StepFailed
 from sluice.core.fleet import Fleet
 from sluice.core.fleet_replica import RestartLimits
@@ -99,6 +99,7 @@ class OverloadRig:
         slo: Mapping[str, SloSection] = {},
         slo_default: str | None = None,
         tenants: Sequence[TenantLimits] = (),
+        sections: Mapping[str, TenantSection] = {},
         journal: JournalWriter | None = None,
     ) -> None:
         self.clock = clock
@@ -111,7 +112,7 @@ class OverloadRig:
             pools.append(PoolLimits(pools[0].smaller, (f"{pools[0].smaller}-0",)))
         replicas = {name: one.model for one in pools for name in one.replica_ids}
         self.metrics = Metrics(list(replicas.values()), slo_classes=list(slo))
-        classes = ServiceClasses(slo, {}, slo_default)
+        classes = ServiceClasses(slo, sections, slo_default)
         models = {name: _served(name, classes) for name in replicas.values()}
         observer = Observer(self.metrics, journal, clock, {"version": "1"})
         self.driver = FleetDriver(

@@ -188,6 +188,7 @@ def test_a_retargeted_call_is_answered_by_the_smaller_model_in_its_own_class():
         assert given.degraded == (Rung.SMALLER,)
         assert (given.slo_class, given.arrived_ns) == ("gold", asked.arrived_ns)
         assert (given.ttft_due_ns, given.overload) == (asked.ttft_due_ns, asked.overload)
+        assert two.value("requests_total", model="small") == 1
         assert two.value("requests_ended_total", model="small") == 1
         assert two.value("ttft_seconds_count", model="small") == 1
         assert two.value("degradations_total", model="large", rung="smaller") == 1
@@ -267,6 +268,9 @@ def test_a_refusal_at_the_smaller_model_is_told_like_any_other():
             await stream.settled()
         assert (refused.value.reason, refused.value.retry_after_s) == ("predicted_late", 3.0)
         assert two.value("refusals_total", reason="predicted_late") == 1
+        assert two.value("requests_total", model="small") == 1
+        assert two.value("refusals_total", model="small") == 1
+        assert two.value("degradations_total") == 0
         assert two.value("class_requests_total", slo_class="gold", outcome="refused") == 1
         two.check_empty()
 

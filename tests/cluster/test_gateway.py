@@ -438,6 +438,31 @@ def test_a_call_on_board_of_a_replica_that_fell_silent_ends():
     in_virtual_time(work)
 
 
+def test_a_call_that_cannot_be_sent_ends_and_those_behind_it_are_served():
+    async def work() -> None:
+        rig = Rig(limits=ONE_SLOT)
+        await rig.gateway.start()
+        send = rig.process.send
+
+        def refusing(message: object) -> None:
+            if isinstance(message, Submit) and message.request.id.startswith("bad"):
+                raise OverflowError("can't serialize ints above 64 bits")
+            send(message)  # type: ignore[arg-type]
+
+        rig.process.send = refusing  # type: ignore[method-assign]
+        at_once = await ending(await rig.generate("bad"))
+        assert (at_once.reason, at_once.fault) == (EndReason.FAILED, Fault.ENGINE)
+        rig.check_empty()
+        streams = [await rig.generate(name) for name in ("a", "bad-2", "bad-3", "c")]
+        endings = [(await ending(stream)).reason for stream in streams]
+        failed, whole = EndReason.FAILED, EndReason.LENGTH
+        assert endings == [whole, failed, failed, whole]
+        rig.check_empty()
+        await rig.gateway.close()
+
+    in_virtual_time(work)
+
+
 # ------------------------------------------------------------------------------------------ D-23
 
 

@@ -110,6 +110,14 @@ def test_keys_of_tenants_are_counted_and_not_shown(tmp_path):
     assert not any(one in f"{entry.key} {entry.value}" for entry in entries.values())
 
 
+def test_a_tenant_without_a_variable_of_keys_is_told_so(tmp_path):
+    file = tmp_path / "sluice.toml"
+    file.write_text("[tenants.acme]\nweight = 2")
+    entries = {entry.key: entry for entry in explain(load_settings(file, (), {}))}
+    keys = entries["tenants.acme.key_digests"]
+    assert (keys.value, keys.origin) == ("0 given, masked", "key_sha256_env is unset")
+
+
 def test_a_setting_that_is_switched_off_by_a_word_is_told_as_that_word(tmp_path):
     file = tmp_path / "sluice.toml"
     file.write_text('[models.m]\nsource = "a"\naging = "strict"')

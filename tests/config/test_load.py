@@ -310,7 +310,12 @@ def test_an_open_address_without_keys_is_refused_unless_said(load, problems):
         ("[slo.'a b']", "has at most 64 characters"),
         ('[models.m]\nsource = "a"\nslo = "x"', 'there is no class "x"; configured: none'),
         ('[models.m]\nsource = "a"\nsmaller = "m"', 'there is no other model "m"'),
-        ('[models.m]\nsource = "a"\naging = "never"', "is not a duration"),
+        ('[models.m]\nsource = "a"\naging = "strickt"', 'or "strict", not "strickt"'),
+        ('[models.m]\nsource = "a"\naging = "30"', "has no unit"),
+        ('[slo.x]\ntpot = "9999999h"', "is too long; the longest duration is 3650d"),
+        ('[journal]\nkeep = "3651d"', "is too long; the longest duration is 3650d"),
+        ('[slo.x]\nttft = "2s"\ne2e = "1500ms"', "e2e = 1500ms is below ttft = 2s"),
+        ('[slo]\nttft = "2s"', "slo.ttft: belongs to one of the tables: write it under [slo.NAME]"),
         ('[tenants.t]\nslo = "x"\n[slo.y]', 'there is no class "x"; configured: y'),
         ("[tenants.t]\nweight = 0", "must be a number from 0.01 to 1000, not 0"),
         ("[metrics.buckets]\na = [2, 1]", "positive and rising"),
@@ -559,6 +564,31 @@ def test_keys_of_tenants_that_cannot_be_used_are_refused(problems):
     (found,) = problems(f'[tenants.t]\nkey_sha256_env = "{taken}-"')
     assert "must be the name of an environment variable, not a digest" in found
     assert taken not in found
+
+
+def test_a_key_of_a_tenant_that_opens_admin_is_refused(problems):
+    (found,) = problems(
+        TENANTS, SLUICE_ACME=digest("a"), OTHER_DIGESTS=digest("b"), SLUICE_ADMIN_KEY="a"
+    )
+    assert found.endswith("$SLUICE_ACME holds a key that server.admin_key_env has too")
+
+
+def test_the_longest_duration_fits_into_messages_in_nanoseconds(load):
+    slo = load('[slo.x]\ntpot = "3650d"').settings.slo["x"]
+    assert slo.tpot_s is not None
+    assert 10 * slo.tpot_s * 1e9 < 2**63
+
+
+def test_models_that_stand_in_for_one_another_are_refused_once(load, problems):
+    def models(*pairs):
+        return "\n".join(f"[models.{a}]\nsource = 'a'\n{b}" for a, b in pairs)
+
+    circle = ("a", "smaller = 'b'"), ("b", "smaller = 'c'"), ("c", "smaller = 'b'")
+    (found,) = problems(models(*circle))
+    assert found == (
+        "sluice.toml:6: models.b.smaller: goes in a circle: b -> c -> b; leave one of them out"
+    )
+    load(models(("a", "smaller = 'b'"), ("b", "smaller = 'c'"), ("c", "")))
 
 
 def test_aging_can_be_switched_off_by_a_word(load):

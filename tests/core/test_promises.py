@@ -123,6 +123,63 @@ def test_prompts_that_are_being_computed_count_at_the_start() -> None:
     assert dispatched(driver.arrive(1.5, request("next", **due(2.5)))) == [("next", "m-0")]
 
 
+def test_whoever_has_no_target_is_never_dropped_for_its_own_class() -> None:
+    driver = slots()
+    driver.arrive(0, request("runs"), request("patient", 900), request("a", **due(20)))
+    assert driver.pool.waiting == 2
+    slow = ReplicaReported("m-0", report(step_ns=seconds(1), running=1))
+    assert reasons(driver.at(0.3, slow, Tick())) == [("a", "predicted_late")]
+    assert driver.pool.waiting == 1
+
+
+# ---------------------------------------------------------------------------------- room to wait in
+
+
+def test_a_stricter_newcomer_takes_the_room_of_a_lower_tier_that_has_the_most_work() -> None:
+    driver = slots(queue_places_max=2)
+    driver.arrive(0, request("runs"), request("short", tier=9), request("long", 900, tier=9))
+    (told,) = rejects(driver.arrive(0, request("strict", tier=0)))
+    assert (told.request_id, told.status, told.reason) == ("long", 429, "gives_way")
+    assert told.measured > 0.0
+    assert told.threshold == 0.0
+    assert told.retry_after_s is not None
+    assert driver.pool.waiting == 2
+    assert dispatched(driver.complete(2, "runs")) == [("strict", "m-0")]
+
+
+def test_nobody_gives_room_to_its_own_class_or_to_a_lower_one() -> None:
+    driver = slots(queue_places_max=2)
+    driver.arrive(0, request("runs"), request("a", tier=3), request("b", tier=3))
+    assert reasons(driver.arrive(0, request("same", tier=3))) == [("same", "queue_full")]
+    assert reasons(driver.arrive(0, request("low", tier=9))) == [("low", "queue_full")]
+
+
+def test_a_stricter_newcomer_takes_the_room_of_as_many_as_it_needs_or_of_none() -> None:
+    driver = slots(queue_places_max=3, count=4)
+    driver.arrive(0, *(request(f"r{n}", tier=1) for n in range(4)))
+    driver.arrive(0, *(request(f"low{n}", tier=9) for n in range(3)))
+    effects = driver.arrive(0, request("two", tier=0, choices=2))
+    assert reasons(effects) == [("low2", "gives_way"), ("low1", "gives_way")]
+    assert reasons(driver.arrive(0, request("four", tier=0, choices=4))) == [("four", "queue_full")]
+    assert driver.pool.waiting == 2
+
+
+@pytest.mark.parametrize("bound", [{"queue_tokens_max": 100}, {"queue_bytes_max": 100}])
+def test_a_stricter_newcomer_takes_tokens_and_bytes_of_a_lower_tier(bound: dict[str, int]) -> None:
+    driver = slots(**bound)
+    driver.arrive(0, request("runs"), request("low", 80, tier=9, body_bytes=80))
+    effects = driver.arrive(0, request("strict", 70, tier=0, body_bytes=70))
+    assert reasons(effects) == [("low", "gives_way")]
+
+
+def test_before_its_prompt_is_known_nobody_is_refused_for_whom_others_would_give_way() -> None:
+    driver = slots(queue_places_max=1)
+    driver.arrive(0, request("runs"), request("low", tier=9))
+    strict, low = request("s", 1, tier=0, likeness=1), request("l", 1, tier=9, likeness=2)
+    assert driver.fleet.refusal_before("m", strict, 0) is None
+    assert driver.fleet.refusal_before("m", low, 0) is not None
+
+
 # ---------------------------------------------------------------------------------------- deadlines
 
 
@@ -146,6 +203,15 @@ def test_a_deadline_that_the_wait_would_break_is_worth_another_try() -> None:
     driver.arrive(0, request("runs"))
     (refused,) = rejects(driver.arrive(0, request("r", deadline_ns=seconds(3))))
     assert refused.reason == "deadline_infeasible"
+    assert refused.retry_after_s is not None
+
+
+def test_a_deadline_that_was_used_up_by_waiting_is_worth_another_try() -> None:
+    driver = slots()
+    driver.arrive(0, request("runs"), request("r", deadline_ns=seconds(6)))
+    assert driver.pool.waiting == 1
+    (refused,) = rejects(driver.complete(4.5, "runs"))
+    assert (refused.request_id, refused.reason) == ("r", "deadline_infeasible")
     assert refused.retry_after_s is not None
 
 

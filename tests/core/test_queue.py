@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from sluice.core.accepted import Accepted, Work
+from sluice.core.accepted import Accepted, Order, Work
 from sluice.core.fairness import FairShares
 from sluice.core.queue import Queue
 from sluice.core.request import Request
@@ -18,7 +18,7 @@ def waiting(
     *,
     tier: int = 1,
     tenant: str = "",
-    newcomer: int = 1,
+    newcomer: bool = True,
     due_s: float = 1,
     accepted_s: float = 0,
 ) -> Accepted:
@@ -27,7 +27,7 @@ def waiting(
         request=request,
         model="m",
         number=number,
-        order=(tier, newcomer, round(due_s * S), number),
+        order=Order(tier, newcomer, round(due_s * S), number),
         work=Work(1, 10, 5, 1),
         chain=(),
         cached={},
@@ -65,7 +65,7 @@ def test_the_order_is_tier_then_promise_then_due_time_then_arrival() -> None:
         waiting("second", 3),
         waiting("first", 2),
         waiting("strict", 4, tier=0, due_s=9),
-        waiting("back", 5, newcomer=0, due_s=8),
+        waiting("back", 5, newcomer=False, due_s=8),
     )
     assert names(queue) == ["strict", "back", "first", "second", "late"]
 
@@ -77,7 +77,7 @@ def test_tenants_ahead_of_their_share_go_after_the_others_of_their_tier() -> Non
     shares.charge("heavy", 100_000)
     queue = queue_of(
         waiting("heavy", 1, tenant="heavy", due_s=0),
-        waiting("back", 2, tenant="heavy", newcomer=0),
+        waiting("back", 2, tenant="heavy", newcomer=False),
         waiting("light", 3, tenant="light"),
         waiting("low", 4, tenant="light", tier=2),
     )

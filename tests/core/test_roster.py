@@ -1,8 +1,9 @@
 """Who waits and who is resident; what their tenants are charged for; who stays out after a loss."""
 
 from sluice.core.costmodel import Coefficients, FixedCostModel
+from sluice.core.fairness import QUANTUM_TOKENS
 from sluice.core.request import Request
-from sluice.core.roster import QUANTUM_TOKENS, BatchingLimits, Roster
+from sluice.core.roster import BatchingLimits, Roster
 from sluice.core.sequence import generation_of
 
 

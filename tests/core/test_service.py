@@ -56,13 +56,23 @@ def test_lengths_are_conditional_on_what_was_produced() -> None:
     service = ServiceTimes()
     completed(service, 20)
     assert service.output_tokens(ASKED, 5, 0.5) == 15
-    assert service.output_tokens(ASKED, 25, 0.5) == 1
+    assert service.output_tokens(ASKED, 25, 0.5) == 25
     for number in range(2 * HISTORY_MIN):
         completed(service, 50 + number)
     assert service.output_tokens(ASKED, 0, 0.5) == pytest.approx(100, abs=3)
     assert service.output_tokens(ASKED, 100, 0.5) == pytest.approx(25, abs=3)
     assert service.output_tokens(ASKED, 0, 0.95) > service.output_tokens(ASKED, 0, 0.5)
     assert service.output_tokens(Request("r", 0, (1,), 60), 0, 0.95) == 60
+
+
+def test_an_answer_longer_than_any_before_is_not_taken_to_be_about_to_end() -> None:
+    service = ServiceTimes()
+    for _ in range(2 * HISTORY_MIN):
+        completed(service, 20)
+    assert service.output_tokens(ASKED, 10, 0.5) == 10
+    assert service.output_tokens(ASKED, 60, 0.01) == 60
+    assert service.output_tokens(ASKED, 390, 0.5) == 10
+    assert service.output_tokens(ASKED, 400, 0.5) == 1
 
 
 def test_the_fastest_prefill_seen_says_what_could_never_be_on_time() -> None:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.core.admission import NS_PER_S
 from sluice.core.request import Request, Usage
 from sluice.core.tenants import (
     HELD_NS_UNKNOWN,
     MINUTE_NS,
-    NS_PER_S,
     TenantLedger,
     TenantLimits,
 )

@@ -16,7 +16,7 @@ from tests.e2e.processes import ServerProcess
 pytestmark = pytest.mark.model
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "overload.md").read_text(encoding="utf-8")
-(SETTINGS,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+SETTINGS, SMALLER = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 SERVE, REQUEST, MANY, COUNTS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 EXPORT, CHECK, START = SERVE.splitlines()
 
@@ -76,6 +76,11 @@ def at(server: ServerProcess, lines: str) -> str:
 
 def test_the_file_of_the_page_is_valid(shell: Shell):
     assert "settings are valid" in shell.run(CHECK)
+
+
+def test_the_file_with_two_models_is_valid_and_warns_of_nothing(shell: Shell):
+    (shell.folder / "smaller.toml").write_text(SMALLER, encoding="utf-8")
+    assert shell.run("sluice config check -c smaller.toml 2>&1") == "settings are valid\n"
 
 
 def test_a_request_of_a_named_class_is_answered(shell: Shell, server: ServerProcess):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.executors.http_pool import Address, Pool, PoolLimits
+from sluice.executors.http_pool import Address, PoolLimits
 from sluice.executors.remote_answer import AnswerLimits
 from sluice.executors.stream import (
     ClientError,
@@ -332,25 +332,6 @@ def test_a_request_that_was_being_worked_on_is_not_sent_again(script, stale_s_ma
             taken = await take(engine, request(streamed=False))
         assert isinstance(taken.fault, Lost)
         assert (len(upstream.requests), upstream.connections) == (2, 1)
-
-    run(check)
-
-
-def test_a_place_that_falls_to_a_caller_who_has_just_left_goes_to_the_next():
-    async def check():
-        async with ScriptedUpstream(VLLM.route()) as upstream:
-            pool = Pool("up", upstream.address(), PoolLimits(connections_max=1))
-            connection = await pool.acquire(1.0)
-            connection._keep_alive = True  # as after an answer
-            loop = asyncio.get_running_loop()
-            first, second = (loop.create_task(pool.acquire(5.0)) for _ in range(2))
-            await asyncio.sleep(0)
-            pool.release(connection)
-            first.cancel()
-            async with asyncio.timeout(1.0):
-                pool.release(await second)
-            assert first.cancelled()
-            await pool.close()
 
     run(check)
 

@@ -8,10 +8,7 @@ import pytest
 from sluice.planner.formats import precision_named
 from sluice.planner.memory import (
     GIB,
-    Budget,
     budget_of,
-    divided_context_tokens,
-    fit_slots,
     sequences_max,
 )
 from sluice.planner.names import CannotPlan
@@ -19,41 +16,12 @@ from sluice.planner.tables import own_tables
 from sluice.planner.weight_files import weights_bytes
 from sluice.planner.work import Deployment, Layout
 
-BUDGET = Budget(24 * GIB, 2.4 * GIB, 8 * GIB, 1 * GIB)
-PER_TOKEN = 131_072
-
 
 def deployment(model="llama-3.1-70b", gpu="h100", precision="fp8", tensor=2):
     tables = own_tables()
     return Deployment(
         tables.model(model), tables.accelerator(gpu), precision_named(precision), Layout(tensor)
     )
-
-
-def test_d26_every_slot_needs_its_own_context():
-    fit = fit_slots(BUDGET, PER_TOKEN, 4, 32768)
-    assert fit.kv_bytes == 16 * GIB
-    assert not fit.fits
-    assert (fit.slots_max, fit.context_tokens_max) == (3, 25_804)
-
-
-def test_d26_an_offer_is_rounded_down_to_whole_blocks():
-    assert fit_slots(BUDGET, PER_TOKEN, 4, 32768, block=16).context_tokens_max == 25_792
-
-
-def test_d26_what_is_offered_fits():
-    offered = fit_slots(BUDGET, PER_TOKEN, 4, 32768)
-    assert fit_slots(BUDGET, PER_TOKEN, offered.slots_max, 32768).fits
-    assert fit_slots(BUDGET, PER_TOKEN, 4, offered.context_tokens_max).fits
-    assert not fit_slots(BUDGET, PER_TOKEN, 4, offered.context_tokens_max + 1).fits
-
-
-def test_d26_twenty_slots_take_five_times_as_much_as_four():
-    assert fit_slots(BUDGET, PER_TOKEN, 20, 32768).kv_bytes == 80 * GIB
-
-
-def test_d26_a_divided_context_is_stated_per_request():
-    assert divided_context_tokens(32768, 4) == 8192
 
 
 def test_d26_each_line_is_shown_and_extra_files_count():

@@ -6,7 +6,7 @@ from math import ceil, inf, nan
 import pytest
 
 from sluice.planner.estimate import Load, Targets
-from sluice.planner.names import CannotPlan
+from sluice.planner.names import CannotPlan, NoFleet
 from sluice.planner.plan import Question, knobs, plan
 from sluice.planner.steady import Lengths
 from sluice.planner.tables import own_tables, with_user_table
@@ -29,11 +29,40 @@ def test_replicas_are_demand_with_headroom_over_the_planned_share_of_the_slo_rat
     found = plan(question())
     assert found.replicas == ceil(100 * 1.3 / (0.75 * found.replica.slo_rps.estimate))
     assert found.devices == 4 * found.replicas
-    assert found.planned_share == pytest.approx(0.577, abs=0.001)
+    assert found.planned_share == 100 / (found.replicas * found.replica.slo_rps.estimate)
+    assert found.planned_share <= 0.75 / 1.3
+
+
+def test_the_share_in_use_counts_whole_replicas_and_those_that_may_fail():
+    one = plan(question(rate_rps=0.1))
+    assert one.replicas == 1
+    assert one.planned_share == pytest.approx(0.1 / one.replica.slo_rps.estimate)
+    spared = plan(question(rate_rps=0.1, spare=3))
+    assert spared.planned_share == pytest.approx(one.planned_share / 4)
+    assert spared.share_without_spare == pytest.approx(one.planned_share)
 
 
 def test_spare_replicas_are_added():
     assert plan(question(spare=2)).replicas == plan(question()).replicas + 2
+
+
+@pytest.mark.parametrize("gpu", ["h100", "a100"])
+@pytest.mark.parametrize("precision", ["fp4", "nvfp4"])
+def test_fp4_on_a_gpu_without_it_is_refused_with_the_reason(gpu, precision):
+    with pytest.raises(NoFleet, match=f"{gpu}.* has no FP4 units.*int4"):
+        plan(question(gpu=gpu, precision=precision))
+
+
+def test_fp8_on_a_gpu_without_it_is_multiplied_in_16_bits_and_says_so():
+    loose = Targets(5.0, 0.2)
+    notes = plan(question("llama-3.1-8b", "a100", precision="fp8", targets=loose)).notes
+    assert any("has no FP8 units" in note for note in notes)
+
+
+def test_why_nothing_fits_is_said_and_not_that_the_model_cannot_be_divided_further():
+    shape = replace(own_tables().model("llama-3.1-405b"), hidden=16388)
+    with pytest.raises(NoFleet, match="does not fit on 4 x a10g"):
+        plan(question(gpu="a10g", shape=shape, tensor=None))
 
 
 def test_a_higher_rate_never_needs_fewer_replicas():
@@ -148,6 +177,7 @@ def test_a_users_table_comes_before_ours(tmp_path):
             "not a positive number",
         ),
         ("[[", "is not TOML"),
+        ("[hardware]\nmemory_gib = 1\n", r"not made of tables \[hardware\.NAME\]"),
     ],
 )
 def test_mistakes_in_a_users_table_are_named(tmp_path, text, words):

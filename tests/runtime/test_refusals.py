@@ -67,7 +67,32 @@ def test_a_refusal_that_a_retry_cannot_mend_says_so() -> None:
     assert "longer than a client should wait" in error.message
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("deadline_past", "unchanged cannot help"),
+        ("deadline_infeasible", "late with nothing else to serve"),
+        ("predicted_late", "late with nothing else to serve"),
+        ("queue_full", "When to come back cannot be told."),
+    ],
+)
+def test_that_nothing_helps_is_said_only_where_it_is_so(reason: str, words: str) -> None:
+    told = str(refusal_error(Reject("r", 429, reason, 4, 3, None), request(1, 1), "m"))
+    assert words in told
+    assert ("cannot help" in told) == ("cannot help" in words)
+
+
+def _late(measured_s: float, threshold_s: float) -> str:
+    reject = Reject("r", 429, "predicted_late", measured_s, threshold_s, 3.0)
+    return str(refusal_error(reject, request(1, 1), "m"))
+
+
 def test_times_are_told_in_a_unit_that_fits() -> None:
+    far = [_late(measured, 1.0) for measured in (1.04, 1.0004, 1.000000004)]
+    assert ["predicted 1.04 s after" in far[0], "class is 1.00 s" in far[0]] == [True, True]
+    assert "predicted 1.0004 s after" in far[1]
+    assert "predicted 1.000000004 s after" in far[2]
+    assert "predicted 999.64 ms after" in _late(0.99964, 0.99961)
     late = Reject("r", 429, "predicted_late", 1.26, 0.5, 3.0)
     message = str(refusal_error(late, request(1, 1), "m"))
     assert "predicted 1.3 s after" in message

@@ -4,6 +4,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,31 @@ def test_no_room_to_wait(start: Start, code, pool):
             first.sendall(raw_post(COMPLETIONS, **body(prompt=[9] * 9)))
             server.eventually(lambda: rig.value("requests_waiting", "tiny") == 1)
         check_refusal(complete(server), "no room to wait", code)
+
+
+@pytest.mark.parametrize("ladder", [("refuse",), ("shorten", "refuse"), ("smaller",)])
+def test_its_class_does_not_wait(start: Start, ladder):
+    slo = {"now": SloSection(overload=ladder, shorten_tokens=5)}
+    server, rig = start(slo=slo, slo_default="now")
+    with Busy(server):
+        answer = complete(server, max_tokens=20)
+    check_refusal(answer, "its class does not wait, and nothing is free", "no_free_place")
+    server.eventually(lambda: rig.value("requests_in_flight", "tiny") == 0)
+    assert complete(server).status == 200
+
+
+def test_the_less_strict_gives_way_where_another_one_would_be_late(start: Start):
+    """The place that it waits for goes to a newcomer, behind which it would be late."""
+    slo = {"strict": SloSection(tier=0, ttft_s=4.0), "loose": SloSection(tier=5, ttft_s=4.0)}
+    server, rig = start(slo=slo, pool={"queue_places_max": 1})
+    complete(server, max_tokens=60)
+    with ThreadPoolExecutor(1) as threads, Busy(server, tokens=80):
+        waiting = threads.submit(complete, server, {"x-sluice-slo": "loose"})
+        server.eventually(lambda: rig.value("requests_waiting", "tiny") == 1)
+        stricter = complete(server, {"x-sluice-slo": "strict"})
+        refused = waiting.result(20)
+    assert stricter.status == 200
+    check_refusal(refused, "beside it another one would be late", "gives_way")
 
 
 def test_would_miss_its_target(start: Start):

@@ -35,4 +35,5 @@ def test_the_service_tier_is_the_class_that_was_served():
     assert plain.fields("chat.completion")["service_tier"] == "default"
     gold = replace(plain, terms=Terms("gold"))
     assert gold.fields("chat.completion.chunk")["service_tier"] == "gold"
-    assert "service_tier" not in gold.fields("text_completion")
+    assert gold.fields("text_completion")["service_tier"] == "gold"
+    assert "service_tier" not in gold.fields("response")

@@ -303,7 +303,7 @@ def test_dropped_journal_records_losses_and_the_version_are_shown() -> None:
 
 
 def test_every_code_of_a_refusal_has_its_own_label_value() -> None:
-    reasons = {"queue_full", "queue_deadline", "not_ready", "draining", "too_many_choices"}
+    reasons = {"queue_full", "queue_deadline", "not_ready", "draining", "too_many_prompts"}
     codes = {
         kind.code
         for kind in vars(errors).values()

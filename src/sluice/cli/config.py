@@ -8,6 +8,7 @@ import click
 
 from sluice.catalog.models import DEFAULT_MODEL
 from sluice.cli.options import json_option, print_json, settings_options
+from sluice.config.cautions import cautions
 from sluice.config.explain import Entry, default_text, explain
 from sluice.config.load import file_text, load_settings, settings_file
 from sluice.config.sources import Override
@@ -49,16 +50,19 @@ def check(
     context: click.Context, config: Path | None, overrides: Sequence[Override], as_json: bool
 ) -> None:
     """Check the settings of file, environment and options; exit code 1 and every problem if
-    wrong, 2 where there is no such file."""
+    wrong, 2 where there is no such file. What is allowed and does nothing is a warning."""
     _require_readable(config)
     problems: tuple[str, ...] = ()
+    warnings: list[str] = []
     try:
-        load_settings(config, overrides)
+        warnings = list(cautions(load_settings(config, overrides).settings))
     except ConfigError as error:
         problems = error.problems
     if as_json:
-        print_json({"valid": not problems, "problems": problems})
+        print_json({"valid": not problems, "problems": problems, "warnings": warnings})
     else:
+        for warning in warnings:
+            click.echo(f"warning: {warning}", err=True)
         click.echo("\n".join(problems) or "settings are valid")
     context.exit(1 if problems else 0)
 

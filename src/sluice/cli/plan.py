@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from sluice.cli.options import json_option, print_json
+from sluice.cli.options import print_json
+from sluice.cli.plan_report import document, print_plan
+from sluice.cli.plan_tables import listed, print_listed
 from sluice.config.units import parse_duration_s, parse_size_bytes
 from sluice.planner.estimate import Load, Targets
-from sluice.planner.names import CannotPlan
-from sluice.planner.plan import ENGINES, Plan, Question, knobs, plan
-from sluice.planner.predict import Band
-from sluice.planner.steady import Lengths, steady_state
-from sluice.planner.tables import own_tables, with_user_table
+from sluice.planner.names import CannotPlan, NoFleet
+from sluice.planner.plan import ENGINES, Question, plan
+from sluice.planner.steady import Lengths
+from sluice.planner.tables import Tables, own_tables, with_user_table
 from sluice.planner.weight_files import weights_bytes
 
 _EXAMPLES = """\b
@@ -27,7 +26,40 @@ Examples:
   sluice plan --model ./config.json --gpu mi300x --precision bf16 --rps 5 \\
       --input 2000 --output 200 --ttft 2s --tpot 80ms --json
 """
-_GIB = 2.0**30
+_EPILOG = f"""{_EXAMPLES}
+\b
+How to read a plan:
+  ranges in ()          80 % bands: the true value is inside four times of five
+  capacity              most requests per second with a stable queue, however
+                        long they take
+  SLO rate              most requests per second of which --percentile % meet
+                        both targets
+  replicas, 80 % band   what the two ends of the SLO rate's band would need
+  cost                  lowest to highest price that sellers ask for the GPUs
+  leaned on             the published measurements nearest to the question;
+                        they correct the formula and set the width of bands
+
+\b
+--tables FILE adds models and GPUs, or replaces ours of the same name:
+  [models.my-model]             # the keys of its config.json
+  num_hidden_layers = 32
+  hidden_size = 4096
+  num_attention_heads = 32
+  num_key_value_heads = 8
+  intermediate_size = 14336
+  vocab_size = 128256
+  [hardware.my-gpu]
+  architecture = "hopper"       # whose measurements are the nearest
+  memory_gib = 79.6             # as the driver shows it
+  bandwidth_gb_s = 3350.0
+  bf16_tflops = 989.0           # dense; also fp8_tflops, fp4_tflops
+  link = "nvlink"               # or "pcie", the default
+  link_gb_s = 900.0             # both directions
+  usd_per_hour_low = 2.0        # optional, as usd_per_hour_high, price_date
+
+\b
+Exit codes: 0 a plan, 1 no fleet can do this, 2 bad input.
+"""
 
 
 class _Duration(click.ParamType[float]):
@@ -46,31 +78,81 @@ class _Duration(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
-class _Refusal(click.ClickException):
-    """A question without an answer is bad input."""
+class _BadInput(click.ClickException):
+    """A question that is wrong by itself."""
 
     exit_code = 2
 
 
-@click.command(epilog=_EXAMPLES)
-@click.option("--model", required=True, help="Name in the table, or the path of a config.json.")
-@click.option("--gpu", required=True, help="Name of the accelerator in the table.")
+def _refused(error: CannotPlan) -> click.ClickException:
+    """That no fleet does what was asked is a finding, and exits with 1."""
+    if isinstance(error, NoFleet):
+        return click.ClickException(str(error))
+    return _BadInput(str(error))
+
+
+def _print_list(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    """Runs before click misses the options of a plan, and after ``--tables`` and ``--json``."""
+    if not wanted:
+        return
+    try:
+        document = listed(_entries(context.params.get("tables")))
+    except CannotPlan as error:
+        raise _refused(error) from None
+    if context.params.get("as_json"):
+        print_json(document)
+    else:
+        print_listed(document)
+    context.exit()
+
+
+@click.command(epilog=_EPILOG)
+@click.option("--model", required=True, help="A name that --list shows, or a config.json.")
+@click.option("--gpu", required=True, help="A name that --list shows.")
 @click.option("--tp", type=int, help="Tensor parallelism. Default: what needs the fewest GPUs.")
 @click.option("--dp", type=int, default=1, show_default=True, help="Groups that share experts.")
 @click.option("--precision", help="bf16, fp8, fp4, int4 …; default: fp8 where the GPU has it.")
 @click.option("--kv", "kv_format", help="Format of the KV cache. Default: that of the precision.")
-@click.option("--engine", default="vllm", show_default=True, help=f"One of {', '.join(ENGINES)}.")
+@click.option(
+    "--engine",
+    default="vllm",
+    show_default=True,
+    help=f"Engine that the estimate is for: {', '.join(ENGINES)}.",
+)
 @click.option("--rps", type=float, required=True, help="Requests per second, all together.")
 @click.option("--input", "prompt", type=float, required=True, help="Mean prompt tokens.")
 @click.option("--output", type=float, required=True, help="Mean output tokens.")
 @click.option("--cached", type=float, default=0.0, help="Share of the prompt in a prefix cache.")
 @click.option("--ttft", type=_Duration(), required=True, help='Target, for example "1s".')
 @click.option("--tpot", type=_Duration(), required=True, help='Target, for example "50ms".')
-@click.option("--percentile", type=float, default=95.0, show_default=True)
-@click.option("--headroom", type=float, default=0.3, show_default=True, help="Above --rps.")
-@click.option("--utilisation", type=float, default=0.75, show_default=True, help="Of the SLO rate.")
+@click.option(
+    "--percentile",
+    type=float,
+    default=95.0,
+    show_default=True,
+    help="How many requests of 100 meet the targets.",
+)
+@click.option(
+    "--headroom",
+    type=float,
+    default=0.3,
+    show_default=True,
+    help="How much more than --rps may come, as a share of it.",
+)
+@click.option(
+    "--utilisation",
+    type=float,
+    default=0.75,
+    show_default=True,
+    help="Share of its SLO rate that a replica is given at most.",
+)
 @click.option("--spare", type=int, default=0, show_default=True, help="Replicas that may fail.")
-@click.option("--tables", type=click.Path(path_type=Path), help="TOML with your models and GPUs.")
+@click.option(
+    "--tables",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    help="TOML file with models and GPUs of your own; --help shows its form.",
+)
 @click.option(
     "--weights",
     type=click.Path(path_type=Path),
@@ -80,24 +162,33 @@ class _Refusal(click.ClickException):
     "--beside", multiple=True, metavar="NAME=SIZE", help="Other weights, as encoder=1.2GiB."
 )
 @click.option("--explain", is_flag=True, help="Show what each number rests on.")
-@json_option
+@click.option("--json", "as_json", is_flag=True, is_eager=True, help="Print one JSON document.")
+@click.option(
+    "--list",
+    is_flag=True,
+    expose_value=False,
+    callback=_print_list,
+    help="List models, GPUs, precisions and engines, and end.",
+)
 def command(*, as_json: bool, explain: bool, **asked: Any) -> None:
-    """How many GPUs serve a load within its targets, what binds, and what would help."""
+    """How many GPUs serve a load within its targets, what binds, and what would help.
+
+    The estimate is for the engine that --engine names, from published measurements. This release
+    of sluice serves its embedded engine itself and puts no such engine behind its gateway.
+    """
     try:
         found = plan(_question(asked))
     except CannotPlan as error:
-        raise _Refusal(str(error)) from None
+        raise _refused(error) from None
     if as_json:
         print_json(document(found, explain=explain))
     else:
-        _print(found, explain=explain)
+        print_plan(found, explain=explain)
 
 
 def _question(asked: Mapping[str, Any]) -> Question:
     """The question in the planner's words; options that it calls the same pass as they are."""
-    entries = own_tables()
-    if asked["tables"] is not None:
-        entries = with_user_table(entries, asked["tables"])
+    entries = _entries(asked["tables"])
     weights = asked["weights"]
     return Question(
         shape=entries.model(asked["model"]),
@@ -118,6 +209,10 @@ def _question(asked: Mapping[str, Any]) -> Question:
     )
 
 
+def _entries(path: Path | None) -> Tables:
+    return own_tables() if path is None else with_user_table(own_tables(), path)
+
+
 def _named_size(text: str) -> tuple[str, float]:
     name, equals, size = text.partition("=")
     if not (name and equals):
@@ -126,143 +221,3 @@ def _named_size(text: str) -> tuple[str, float]:
         return name, float(parse_size_bytes(size))
     except ValueError as error:
         raise CannotPlan(f"--beside {name}: {error}") from None
-
-
-def document(found: Plan, *, explain: bool) -> dict[str, Any]:
-    """The plan as one JSON document."""
-    replica, deployment = found.replica, found.model.deployment
-    cost = found.cost_usd_per_hour
-    result: dict[str, Any] = {
-        "model": deployment.shape.name,
-        "gpu": deployment.accelerator.name,
-        "precision": found.model.precision,
-        "tensor_parallel": deployment.layout.tensor,
-        "data_parallel": deployment.layout.groups,
-        "engine": found.model.engine_name,
-        "per_replica": {
-            "capacity_rps": _band(replica.capacity_rps),
-            "slo_rps": _band(replica.slo_rps),
-        },
-        "replicas": found.replicas,
-        "replicas_low": found.replicas_low,
-        "replicas_high": found.replicas_high,
-        "gpus": found.devices,
-        "planned_share_of_slo_rate": found.planned_share,
-        "kv": {
-            "bytes_per_token": found.kv_bytes_per_token,
-            "tokens_max": replica.kv_tokens_max,
-            "sequences_max": replica.sequences_max,
-        },
-        "binding": replica.binding,
-        "prefill_share": replica.prefill_share,
-        "cost_usd_per_hour": None
-        if cost is None
-        else {"low": cost[0], "high": cost[1], "date": found.question.accelerator.price_date},
-        "leaned_on": list(replica.residual.leaned_on),
-        "notes": list(found.notes),
-        "knobs": [{"change": each.change, "gain": each.gain} for each in knobs(found)],
-    }
-    if explain:
-        result["explain"] = _explained(found)
-    return result
-
-
-def _band(band: Band) -> dict[str, float]:
-    return {"estimate": band.estimate, "low": band.low, "high": band.high}
-
-
-def _explained(found: Plan) -> dict[str, Any]:
-    replica, model = found.replica, found.model
-    lengths = found.question.load.lengths
-    at = replica.at_slo
-    concurrency = float(replica.sequences_max) if at is None else at.concurrency
-    level, coefficients = model.level
-    state = steady_state(model.deployment, lengths, concurrency, others=model.others)
-    residual = model.residual(lengths, concurrency)
-    return {
-        "memory_gib": {name: value / _GIB for name, value in replica.budget.lines().items()},
-        "coefficients": f"{level}, {model.fit.kind} fit of {model.fit.date}",
-        "requests_in_replica": concurrency,
-        "tpot_s": None if at is None else at.tpot_s,
-        "ttft_s": None if at is None else at.ttft_s,
-        "decode_step_s": coefficients.parts_s(state.decode),
-        "step_with_prefill_s": coefficients.parts_s(state.mixed),
-        "share_of_steps_with_prefill": state.mixed_share,
-        "measured_over_calculated": {
-            "log_mean": residual.mean,
-            "log_half_width_80": residual.half_width,
-        },
-    }
-
-
-def _print(found: Plan, *, explain: bool) -> None:
-    console = Console(highlight=False)
-    replica, question, model = found.replica, found.question, found.model
-    layout = model.deployment.layout
-    console.print(
-        f"[bold]{found.replicas} replicas, {found.devices} x {question.accelerator.name}[/bold] "
-        f"for {question.rate_rps:g} req/s of {question.shape.name} ({model.precision}, "
-        f"tensor parallel {layout.tensor}, {model.engine_name})"
-    )
-    for name, value in _rows(found):
-        console.print(f"  {name:<22} {value}", soft_wrap=True)
-    for note in found.notes:
-        console.print(f"  note: {note}", soft_wrap=True)
-    gains = knobs(found)
-    if gains:
-        console.print("What would help (SLO rate per GPU):")
-        for knob in gains:
-            console.print(f"  x {knob.gain:.2f}  {knob.change}")
-    console.print("Leaned on:")
-    for each in replica.residual.leaned_on:
-        console.print(f"  {each}", soft_wrap=True)
-    if explain:
-        _print_explained(console, _explained(found))
-
-
-def _rows(found: Plan) -> list[tuple[str, str]]:
-    replica, question = found.replica, found.question
-    cost = found.cost_usd_per_hour
-    high = "more than can be planned" if found.replicas_high is None else f"{found.replicas_high}"
-    margins = (
-        f"{question.headroom:.0%} headroom and {question.utilisation:.0%} utilisation: "
-        f"{found.planned_share:.0%} of the SLO rate in use at {question.rate_rps:g} req/s"
-    )
-    kv = (
-        f"{found.kv_bytes_per_token:,.0f} bytes per token, {replica.kv_tokens_max:,} tokens, "
-        f"{replica.sequences_max:,} requests per replica"
-    )
-    target = f"p{question.targets.percentile:g} in target"
-    rows = [
-        ("capacity per replica", f"{_range(replica.capacity_rps)} req/s, any latency"),
-        ("SLO rate per replica", f"{_range(replica.slo_rps)} req/s, {target}"),
-        ("what binds", replica.binding),
-        ("replicas, 80 % band", f"{found.replicas_low} to {high}"),
-        ("margins", margins),
-        ("KV", kv),
-        ("prefill", f"{replica.prefill_share:.0%} of the time"),
-        ("beyond the SLO rate", "sluice queues while targets hold, then degrades or refuses"),
-    ]
-    if cost is not None:
-        date = question.accelerator.price_date or "undated"
-        rows.append(("cost", f"{cost[0]:,.0f} to {cost[1]:,.0f} USD per hour (prices {date})"))
-    return rows
-
-
-def _range(band: Band) -> str:
-    return f"{band.estimate:.3g} ({band.low:.3g} to {band.high:.3g})"
-
-
-def _print_explained(console: Console, explained: dict[str, Any]) -> None:
-    table = Table(title="What the numbers rest on", show_header=False)
-    for name, value in explained.items():
-        if isinstance(value, dict):
-            for part, number in value.items():
-                unit = f"{number * 1e3:.3f} ms" if name.endswith("_s") else f"{number:.3f}"
-                table.add_row(f"{name.removesuffix('_s').replace('_', ' ')}: {part}", unit)
-        elif isinstance(value, float):
-            unit = f"{value * 1e3:.2f} ms" if name.endswith("_s") else f"{value:.3f}"
-            table.add_row(name.removesuffix("_s").replace("_", " "), unit)
-        else:
-            table.add_row(name.replace("_", " "), str(value))
-    console.print(table)

@@ -11,6 +11,7 @@ import click
 from sluice.cli.options import settings_options
 from sluice.cli.progress import PreparationProgress
 from sluice.cli.welcome import welcome
+from sluice.config.cautions import cautions
 from sluice.config.load import load_settings
 from sluice.config.sources import Override
 from sluice.runtime.clock import monotonic_ns
@@ -94,6 +95,8 @@ def command(
         prepared = prepare(models_of(settings), settings.catalogue, progress.update)
     for note in (note for model in prepared for note in model.notes):
         click.echo(f"note: {note}", err=True)
+    for warning in cautions(settings, {one.name: one.context_tokens_max for one in prepared}):
+        click.echo(f"warning: {warning}", err=True)
     gateway = make_gateway(settings, prepared)
     loading_ns = monotonic_ns()
 
@@ -124,6 +127,10 @@ def model_name(source: str) -> str:
 def _stop_on_signals(stop: Stop) -> None:
     """The first signal drains, the second ends what runs, a third ends the process at once."""
     loop = asyncio.get_running_loop()
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    # A terminal that is closed sends it. Under nohup it is ignored, and stays so.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
 
     def stop_further() -> None:
         if not stop.soon.is_set():
@@ -131,9 +138,9 @@ def _stop_on_signals(stop: Stop) -> None:
             stop.soon.set()
             return
         stop.now.set()
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in numbers:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in numbers:
         loop.add_signal_handler(number, stop_further)

@@ -20,9 +20,10 @@ from rich.text import Text
 from sluice.cli.options import json_option, print_json, settings_options
 from sluice.config.load import load_settings
 from sluice.config.sources import Override
-from sluice.telemetry.journal import JournalReader
+from sluice.telemetry.journal import JournalLimits, JournalReader
 from sluice.telemetry.life import Decision, Life, StepShare, find_life, nearest_ids
 
+_LAG_S = JournalLimits().flush_s
 _BAR_WIDTH = 40
 # What stands before a bar: the longest phase, two times, a share, and the gaps between them.
 _BAR_BESIDE = 42
@@ -68,7 +69,7 @@ def command(
     """Show the life of the request ID (the answer's x-request-id header) phase by phase: what was
     decided and why, what was computed beside it, and how it ended."""
     if folder is None:
-        folder = load_settings(config, overrides).settings.journal.dir
+        folder = load_settings(config, overrides, secrets=False).settings.journal.dir
     reader = JournalReader(folder)
     life = find_life(reader, request_id)
     for problem in reader.problems:
@@ -89,7 +90,8 @@ def document(life: Life) -> dict[str, Any]:
 
 def _unknown(folder: Path, request_id: str) -> str:
     near, latest = nearest_ids(JournalReader(folder), request_id)
-    words = f"the journal in {folder} has no request '{request_id}'."
+    lag = f"it can lag behind by {_LAG_S:g} s"
+    words = f"the journal in {folder} has no request '{request_id}' ({lag})."
     if near:
         return f"{words} Ids like it: {', '.join(near)}."
     if latest:
@@ -129,6 +131,8 @@ def _asked(life: Life) -> str:
     if life.slo_class:
         parts.append(f"class {life.slo_class}")
     parts.append(f"tier {life.tier}")
+    if life.overload:
+        parts.append(f"ladder {' > '.join(life.overload)}")
     parts.append(f"read and tokenised in {_time(life.read_ns)}")
     return ", ".join(parts)
 
@@ -158,7 +162,7 @@ def _decided(decision: Decision) -> str:
 def _degraded(decision: Decision) -> str:
     if decision.model:
         why = _compared(decision)
-        return f"{decision.rung}: {decision.model} answers{why}"
+        return f"{decision.rung}: given to {decision.model}{why}"
     return f"{decision.rung}: at most {decision.output_tokens_max or 0:,} tokens"
 
 
@@ -166,7 +170,8 @@ def _compared(decision: Decision) -> str:
     """The numbers behind a decision, empty where it has none."""
     if not (decision.measured or decision.threshold):
         return ""
-    return f": measured {_number(decision.measured)}, limit {_number(decision.threshold)}"
+    unit = f" {decision.unit}" if decision.unit else ""
+    return f": measured {_number(decision.measured)}, limit {_number(decision.threshold)}{unit}"
 
 
 def _waterfall(life: Life, width: int) -> Table:
@@ -269,7 +274,8 @@ def _ended(life: Life) -> str:
         return (
             "refused"
             if refused
-            else f"{first}; the journal has no ending: it still runs, or was cut off"
+            else f"{first}; the journal has no ending: it still runs, was cut off, or ended less "
+            f"than {_LAG_S:g} s ago, by which the journal can lag behind"
         )
     counts = f"{ending.prompt_tokens:,} prompt tokens ({ending.cached_tokens:,} cached)"
     parts = [

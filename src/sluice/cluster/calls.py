@@ -14,7 +14,7 @@ from msgspec import structs
 from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel, ToolCalls
 from sluice.core.errors import InternalError
-from sluice.core.events import Arrived, Dispatch, Reject, Retarget, Shorten
+from sluice.core.events import Arrived, Cancelled, Dispatch, Reject, Retarget, Shorten
 from sluice.core.request import COMPLETE, EndReason, PhaseTimes, Request, Rung, Usage
 from sluice.runtime.generation import Call, ChoiceEnded, Fault, Finish, Finished
 from sluice.runtime.messages import ChoiceDone, RequestEnded, Submit, Text
@@ -159,12 +159,13 @@ class LiveCalls:
                 finish = "tool_calls"
         live.stream.put(ChoiceEnded(message.choice, finish))
 
-    def cancelled(self, request_id: str) -> bool:
-        """Note that the client left; false where the call is over."""
+    def cancelled(self, request_id: str) -> Cancelled | None:
+        """Note that the client left; what the fleet is to be told, ``None`` where it is over."""
         live = self._live.get(request_id)
-        if live is not None:
-            live.cancelled = True
-        return live is not None
+        if live is None:
+            return None
+        live.cancelled = True
+        return Cancelled(request_id, withdrawn=live.stream.withdrawn)
 
     # ---------------------------------------------------------------------------------- replicas
 

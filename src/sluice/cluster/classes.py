@@ -5,7 +5,7 @@ that of the tenant, else that of the model. Called by ``served``, which makes th
 What becomes of a request under overload is the fleet's decision.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ from sluice.config.sections import SloSection, TenantSection
 from sluice.core.errors import InvalidRequest
 from sluice.core.request import Request, Rung
 from sluice.runtime.generation import Call
+from sluice.runtime.refusals import too_many_prompts
 
 NS_PER_S = 1_000_000_000
 
@@ -78,6 +79,16 @@ class ServiceClasses:
             body_bytes=call.body_bytes,
             likeness=call.likeness,
         )
+
+    def check_together(self, calls: Sequence[Call]) -> None:
+        """Check that the tenant may ever have so many calls at once. Raises ``InvalidRequest``."""
+        tenant, count = self._tenants.get(calls[0].tenant, TenantSection()), len(calls)
+        if tenant.concurrency is not None and count > tenant.concurrency:
+            limit = f"this account may have {tenant.concurrency} at the same time"
+            raise too_many_prompts(count, limit)
+        if tenant.requests_per_minute is not None and count > tenant.requests_per_minute:
+            limit = f"this account may send {tenant.requests_per_minute} in a minute"
+            raise too_many_prompts(count, limit)
 
     def _check(self, name: str, param: str) -> None:
         if name not in self._slo:

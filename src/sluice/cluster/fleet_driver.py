@@ -7,19 +7,19 @@ decided there. The calls themselves are kept in ``calls``.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import assert_never
 
 from sluice.cluster.calls import LiveCalls
 from sluice.cluster.local import ReplicaListener, ReplicaProcess
 from sluice.cluster.observer import Observer
-from sluice.cluster.readiness import crash_loops, readiness
+from sluice.cluster.readiness import crash_loops, is_whole, readiness
 from sluice.cluster.served import ServedModel
 from sluice.core.errors import ModelLoadError, Overloaded, RequestError
 from sluice.core.events import (
     Abort,
     Arrived,
-    Cancelled,
     Dispatch,
     Ended,
     Fail,
@@ -39,7 +39,7 @@ from sluice.core.events import (
 )
 from sluice.core.fleet import Fleet
 from sluice.core.pools import PoolView
-from sluice.core.request import EndReason, Request
+from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.core.tenants import Allowance
 from sluice.runtime.generation import Call, Fault, Readiness
 from sluice.runtime.messages import (
@@ -54,7 +54,10 @@ from sluice.runtime.messages import (
     Submit,
     Text,
 )
+from sluice.runtime.refusals import overload_error, too_many_prompts
 from sluice.runtime.streams import PieceStream
+
+_log = logging.getLogger(__name__)
 
 Launch = Callable[[str, ReplicaListener], ReplicaProcess]
 
@@ -88,13 +91,28 @@ class FleetDriver:
         self._changed = asyncio.Event()
         self._calls = LiveCalls(observer, clock, self._changed.set)
         self._retargets: set[asyncio.Task[None]] = set()
+        self._unsent: list[str] = []
         self._processes = {replica_id: launch(replica_id, self) for replica_id in replicas}
 
     # ------------------------------------------------------------------------------------- calls
 
-    def refusal_before(self, model: str, least: Request) -> Reject | None:
-        """How a call would be refused whatever its prompt holds; ``least`` is all else of it."""
-        return self._fleet.refusal_before(model, least, self._clock())
+    def check_together(self, calls: Sequence[Call]) -> None:
+        """Check that the model has places for so many calls. Raises ``InvalidRequest``."""
+        model, places = calls[0].model, sum(call.choices for call in calls)
+        (pool,) = [pool for pool in self.pools() if pool.model == model]
+        if places > pool.places_max and is_whole(pool):
+            limit = f"they take {places} places, and {model} has {pool.places_max}"
+            raise too_many_prompts(len(calls), limit)
+
+    def refuse_before_work(self, call: Call, least: Request) -> None:
+        """Spare the work of tokenising where the fleet would refuse whatever the prompt holds.
+
+        ``least`` is all that is known without it. Raises ``Overloaded``.
+        """
+        reject = self._fleet.refusal_before(call.model, least, self._clock())
+        if reject is not None:
+            self._observer.turned_away(call, least, reject)
+            raise overload_error(reject, call.choices, call.model)
 
     def admit(self, call: Call, submit: Submit) -> PieceStream:
         """Hand a call to the fleet. Raises what its refusal is towards the client."""
@@ -109,8 +127,9 @@ class FleetDriver:
 
     def _cancel(self, request_id: str) -> None:
         """The client left: the fleet forgets the call, its replica drops it."""
-        if self._calls.cancelled(request_id):
-            self._handle(Cancelled(request_id))
+        cancelled = self._calls.cancelled(request_id)
+        if cancelled is not None:
+            self._handle(cancelled)
             self._calls.end_if_left(request_id)
 
     def pools(self) -> Sequence[PoolView]:
@@ -212,12 +231,29 @@ class FleetDriver:
     def _handle(self, event: FleetEvent) -> None:
         for effect in self._fleet.handle(event, self._clock()):
             self._perform(effect)
+        while self._unsent:
+            request_id = self._unsent.pop()
+            reason = EndReason.FAILED
+            ended = Ended(request_id, reason, Usage(0, 0, 0), PhaseTimes())
+            self._handle(ended)
+            error = "it could not be sent to its replica"
+            self._calls.end_here(request_id, reason, error, Fault.ENGINE)
+
+    def _dispatch(self, effect: Dispatch) -> None:
+        """Send a call to its replica; one that cannot be sent is over when all effects are done.
+
+        It would hold its places for ever: no replica knows of it.
+        """
+        try:
+            self._processes[effect.replica_id].send(self._calls.dispatched(effect))
+        except Exception:  # noqa: BLE001 - boundary of one request: others go on
+            _log.exception("request %s could not be sent", effect.request_id)
+            self._unsent.append(effect.request_id)
 
     def _perform(self, effect: FleetEffect) -> None:
         match effect:
             case Dispatch():
-                submit = self._calls.dispatched(effect)
-                self._processes[effect.replica_id].send(submit)
+                self._dispatch(effect)
             case Reject():
                 self._calls.refuse(effect)
             case Shorten():

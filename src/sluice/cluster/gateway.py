@@ -12,11 +12,9 @@ from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel
 from sluice.core.errors import ModelNotFound, Overloaded, RequestError
 from sluice.core.pools import PoolView
-from sluice.core.request import Request
 from sluice.core.tenants import Allowance
 from sluice.runtime.generation import Call, ModelCard, Readiness, Refused
 from sluice.runtime.messages import Submit
-from sluice.runtime.refusals import overload_error
 from sluice.runtime.streams import PieceStream
 
 
@@ -32,12 +30,17 @@ class LocalGateway:
 
     # ------------------------------------------------------------------------------------ server
 
+    def check_together(self, calls: Sequence[Call]) -> None:
+        """Check that all can ever be served at once; see ``server.ports.Gateway``."""
+        self._served(calls[0].model).check_together(calls)
+        self._driver.check_together(calls)
+
     async def generate(self, call: Call) -> PieceStream:
         """Admit a call; see ``server.ports.Gateway``."""
         try:
             served = self._served(call.model)
             call = served.named(call)
-            self._refuse_before_work(call, served.least(call))
+            self._driver.refuse_before_work(call, served.least(call))
             submit = await self._submit(served, call)
         except RequestError as error:
             status = 404 if isinstance(error, ModelNotFound) else 400
@@ -52,13 +55,6 @@ class LocalGateway:
             early = Refused(call.id, call.client_id, call.model, error.status, error.reason)
             self.refused(early)
             raise
-
-    def _refuse_before_work(self, call: Call, least: Request) -> None:
-        """Spare the work of tokenising where the fleet would refuse whatever the prompt holds."""
-        reject = self._driver.refusal_before(call.model, least)
-        if reject is not None:
-            self._observer.turned_away(call, least, reject)
-            raise overload_error(reject, call.choices, call.model)
 
     def _served(self, model: str) -> ServedModel:
         served = self._models.get(model)

@@ -75,6 +75,7 @@ class Observer:
                 request.slo_class,
                 request.deadline_ns,
                 call.client_id,
+                request.overload,
             )
         )
 
@@ -118,6 +119,7 @@ class Observer:
                 slo_class=least.slo_class,
                 deadline_ns=least.deadline_ns,
                 client_id=call.client_id,
+                overload=least.overload,
             )
         )
         self._refused(call.model, reject, least.slo_class)
@@ -150,6 +152,9 @@ class Observer:
         """The call was given to a replica."""
         timing = self._timings[dispatch.request_id]
         timing.replica, timing.attempts = dispatch.replica_id, dispatch.attempt
+        if timing.handed_over_by:
+            self._metrics.degraded(timing.handed_over_by, Rung.SMALLER)
+            timing.handed_over_by = ""
         waited_ns = None
         if dispatch.predicted_wait_ns is not None and dispatch.attempt == 1:
             waited_ns = self._clock() - timing.arrived_ns
@@ -181,9 +186,13 @@ class Observer:
         )
 
     def retargeted(self, effect: Retarget) -> None:
-        """A smaller model answers the call; its times count for that one from here on."""
+        """The call arrives at a smaller model; all that happens counts for that one from here on.
+
+        It is degraded where that model takes it.
+        """
         timing = self._timings[effect.request_id]
-        self._metrics.degraded(timing.model, Rung.SMALLER)
+        timing.handed_over_by = timing.model
+        self._metrics.arrived(effect.model)
         timing.model, timing.arrived_ns = effect.model, self._clock()
         self._write(
             records.RequestDegraded(

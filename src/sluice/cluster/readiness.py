@@ -39,6 +39,11 @@ def _serves(pool: PoolView) -> bool:
     return any(replica.state is ReplicaState.READY for replica in pool.replicas)
 
 
+def is_whole(pool: PoolView) -> bool:
+    """Whether every replica of the model serves, so that there are all the places it can have."""
+    return all(replica.state is ReplicaState.READY for replica in pool.replicas)
+
+
 def _why_not(pool: PoolView, now_ns: int) -> str:
     """Why no replica of the model serves, in words."""
     states = []

@@ -78,6 +78,13 @@ class ServedModel:
         """The call with the name of the class that it is served in. Raises ``InvalidRequest``."""
         return self._classes.named(call)
 
+    def check_together(self, calls: Sequence[Call]) -> None:
+        """Check the calls of one request against the limits of its tenant.
+
+        Raises ``InvalidRequest`` where they are more than it may ever have.
+        """
+        self._classes.check_together(calls)
+
     def least(self, call: Call) -> Request:
         """The least that a call can be, whatever its prompt is: without one, and one token long."""
         return self._classes.request(call, (), 1)

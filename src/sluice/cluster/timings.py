@@ -41,12 +41,14 @@ class CallTexts:
 class CallTiming:
     """Times of one call's text. TPOT is over the whole call: it is undefined for one chunk.
 
-    ``arrived_ns`` is when the call came to the fleet, for its model or for a smaller one.
+    ``arrived_ns`` is when the call came to the fleet, for its model or for a smaller one;
+    ``handed_over_by`` is the model that did not take it, until a replica of the smaller one does.
     """
 
     model: str
     arrived_ns: int
     slo_class: str = ""
+    handed_over_by: str = ""
     replica: str = ""
     attempts: int = 0
     first_ns: int | None = None

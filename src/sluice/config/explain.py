@@ -78,7 +78,9 @@ def explain(loaded: Loaded) -> list[Entry]:
     for tenant, given in loaded.settings.tenants.items():
         keys = [name for _, name in loaded.settings.server.tenant_key_digests if name == tenant]
         key, told = dotted(("tenants", tenant, "key_digests")), f"{len(keys)} given, masked"
-        entries.append(Entry(key, told, f"${given.key_sha256_env}", settable=False))
+        variable = given.key_sha256_env
+        origin = "key_sha256_env is unset" if variable is None else f"${variable}"
+        entries.append(Entry(key, told, origin, settable=False))
     return entries
 
 

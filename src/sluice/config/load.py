@@ -76,9 +76,13 @@ def load_settings(
     file: Path | None = None,
     overrides: Sequence[Override] = (),
     environment: Mapping[str, str] | None = None,
+    *,
+    secrets: bool = True,
 ) -> Loaded:
     """Read, lay over one another, convert and check all settings.
 
+    Without ``secrets`` no key is read, and what hangs on keys is not checked: for commands that
+    only look at what a server has written, in an environment that is not the server's.
     ``environment`` defaults to the process's own. With no ``file``, the one that ``SLUICE_CONFIG``
     names is read, if it names one. Raises ``ConfigError`` with every problem found.
     """
@@ -100,8 +104,9 @@ def load_settings(
     problems += stray_variables(variables, _named_variables(table))
     reading = _Reading(problems)
     settings = reading.settings(table)
-    settings = _with_secrets(settings, variables, reading)
-    reading.check(settings)
+    if secrets:
+        settings = _with_secrets(settings, variables, reading)
+        reading.check(settings)
     if reading.problems:
         raise ConfigError(tuple(reading.problems))
     return Loaded(settings, reading.origins)
@@ -212,7 +217,10 @@ class _Reading:
             try:
                 made[name] = self._given(item, shape, here)
             except ValueError as error:
-                self.problem(here, str(error))
+                words = str(error)
+                if is_table(shape) and is_dataclass(shape.form) and name in keys_of(shape.form):  # type: ignore[arg-type]
+                    words = f"belongs to one of the tables: write it under [{path[-1]}.NAME]"
+                self.problem(here, words)
         return made
 
 
@@ -310,23 +318,32 @@ def _with_secrets(settings: Settings, variables: Mapping[str, str], reading: _Re
     admin_key = read("server", "admin_key_env", server.admin_key_env).strip()
     token = read("catalogue", "hf_token_env", catalogue.hf_token_env).strip()
     api_key_digests = tuple(dict.fromkeys(digest(key) for key in keys if key))
+    owners = dict.fromkeys(api_key_digests, "server.api_keys_env or server.api_key_file")
+    if admin_key:
+        owners[digest(admin_key)] = "server.admin_key_env"
     return replace(
         settings,
         server=replace(
             server,
             api_key_digests=api_key_digests,
             admin_key_digest=digest(admin_key) if admin_key else None,
-            tenant_key_digests=_tenant_keys(settings, variables, reading, api_key_digests),
+            tenant_key_digests=_tenant_keys(settings, variables, reading, owners),
         ),
         catalogue=replace(catalogue, hf_token=token or None),
     )
 
 
 def _tenant_keys(
-    settings: Settings, variables: Mapping[str, str], reading: _Reading, others: Sequence[str]
+    settings: Settings,
+    variables: Mapping[str, str],
+    reading: _Reading,
+    others: Mapping[str, str],
 ) -> tuple[tuple[str, str], ...]:
-    """The digests of tenants' keys, each with its tenant. ``others`` belong to no tenant."""
-    owners: dict[str, str] = dict.fromkeys(others, "server.api_keys_env or server.api_key_file")
+    """The digests of tenants' keys, each with its tenant.
+
+    ``others`` belong to no tenant; each with the setting that it comes from.
+    """
+    owners = dict(others)
     found: list[tuple[str, str]] = []
     for name, tenant in settings.tenants.items():
         variable, path = tenant.key_sha256_env, ("tenants", name, "key_sha256_env")

@@ -131,8 +131,7 @@ def convert(value: object, shape: Shape) -> Any:
     if shape.unit is Unit.DURATION and _is_plain_number(value):
         raise ValueError(f'has no unit; write for example "{value}s" or "{value}ms"')
     if shape.unit is not None and isinstance(value, str):
-        parse = parse_duration_s if shape.unit is Unit.DURATION else parse_size_bytes
-        return _within(parse(value), shape)
+        return _within(_amount(value, shape), shape)
     if shape.form is tuple and isinstance(value, list):
         item = shape_of(shape.items[0])
         return tuple(convert(entry, item) for entry in value)
@@ -145,6 +144,17 @@ def convert(value: object, shape: Shape) -> Any:
     if shape.form in {bool, int, str} and type(value) is shape.form:
         return _within(value, shape)
     raise ValueError(f"must be {accepted(shape)}, not {_shown(value)}")
+
+
+def _amount(text: str, shape: Shape) -> float:
+    """The number that a duration or size stands for."""
+    try:
+        return (parse_duration_s if shape.unit is Unit.DURATION else parse_size_bytes)(text)
+    except ValueError:
+        if shape.without is None or text[:1].isdigit():
+            raise
+    # A word, and there is one that it could have been.
+    raise ValueError(f"must be {accepted(shape)}, not {_shown(text)}")
 
 
 def value_of_text(text: str, shape: Shape) -> object:

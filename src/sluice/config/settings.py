@@ -19,7 +19,7 @@ from sluice.config.sections import (
     SloSection,
     TenantSection,
 )
-from sluice.config.units import listen_address
+from sluice.config.units import format_duration, listen_address
 
 # What ``service_tier`` says for the default class.
 RESERVED_CLASSES = ("auto", "default")
@@ -69,6 +69,7 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
     for name, slo in settings.slo.items():
         yield from _slo_conflicts(name, slo)
     yield from _unknown_names(settings)
+    yield from _circles(settings.models)
     for metric, bounds in settings.metrics.buckets.items():
         rising = all(low < high for low, high in itertools.pairwise(bounds))
         if not bounds or not rising or not all(0 < bound < math.inf for bound in bounds):
@@ -142,6 +143,29 @@ def _slo_conflicts(name: str, slo: SloSection) -> Iterator[Conflict]:
         yield Conflict(((*here, "overload"),), "each rung may stand once")
     if "refuse" in ladder[:-1]:
         yield Conflict(((*here, "overload"),), "nothing can come after refuse")
+    if slo.e2e_s is not None and slo.ttft_s is not None and slo.e2e_s < slo.ttft_s:
+        yield Conflict(
+            ((*here, "e2e"), (*here, "ttft")),
+            f"e2e = {format_duration(slo.e2e_s)} is below ttft = {format_duration(slo.ttft_s)}: "
+            "the whole answer cannot come before its first token",
+        )
+
+
+def _circles(models: Mapping[str, ModelSection]) -> Iterator[Conflict]:
+    """Models that stand in for one another: each circle once, at its first model."""
+    told: set[str] = set()
+    for name in models:
+        way = [name]
+        following = models[name].smaller
+        while following is not None and following in models and following not in way:
+            way.append(following)
+            following = models[following].smaller
+        if following == name and len(way) > 1 and told.isdisjoint(way):
+            told.update(way)
+            words = " -> ".join([*way, name])
+            yield Conflict(
+                (("models", name, "smaller"),), f"goes in a circle: {words}; leave one of them out"
+            )
 
 
 def _unknown_names(settings: Settings) -> Iterator[Conflict]:

@@ -20,6 +20,10 @@ _SECONDS = {
     "d": 86400.0,
 }
 
+# Ten years. No wait, deadline or age is longer, and in nanoseconds any sum of them stays within the
+# 64 bits that messages between processes have.
+DURATION_S_MAX = 3650 * 86400.0
+
 _BYTES = {
     "B": 1,
     "kB": 1000,
@@ -37,13 +41,18 @@ _BYTES = {
 def parse_duration_s(text: str) -> float:
     """Seconds in ``text``, for example ``"250ms"`` or ``"1.5h"``.
 
-    Raises ``ValueError`` with the accepted units where there is no number or no unit.
+    Raises ``ValueError`` with the accepted units where there is no number or no unit, and with the
+    limit where it is over ``DURATION_S_MAX``.
     """
     amount, unit = _split(text, 'a duration such as "500ms", "30s" or "24h"')
     if unit not in _SECONDS:
         missing = f"{text.strip()!r} has no unit" if not unit else f"unknown unit {unit!r}"
         raise ValueError(f"{missing}; write a duration with one of ns, us, ms, s, m, h, d")
-    return amount * _SECONDS[unit]
+    duration_s = amount * _SECONDS[unit]
+    if duration_s > DURATION_S_MAX:
+        longest = f"{DURATION_S_MAX / _SECONDS['d']:.0f}d"
+        raise ValueError(f"{text.strip()!r} is too long; the longest duration is {longest}")
+    return duration_s
 
 
 def parse_size_bytes(text: str) -> int:

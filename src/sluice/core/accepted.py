@@ -27,13 +27,25 @@ class Work(NamedTuple):
     blocks: int
 
 
+class Order(NamedTuple):
+    """The place of a request in its pool's queue, the smaller goes first.
+
+    ``newcomer`` is false for a client that came back as it was told. ``due_ns`` is its due time
+    with its own work added.
+    """
+
+    tier: int
+    newcomer: bool
+    due_ns: int
+    number: int
+
+
 @dataclass(slots=True, eq=False)
 class Accepted:
     """A request that was not refused and has not ended.
 
-    It waits in its pool's queue or is on board of the replica ``replica_id``. ``order`` is its
-    place in the queue: tier, whether it came back as it was told (0) or not (1), due time, number.
-    ``number`` counts arrivals. ``due_ns`` ends its wait, ``ttft_due_ns`` is its first token's due
+    It waits in its pool's queue or is on board of the replica ``replica_id``. ``number``
+    counts arrivals. ``due_ns`` ends its wait, ``ttft_due_ns`` is its first token's due
     time, ``None`` where no promise about it is made. ``attempts`` counts dispatches and ``losses``
     the replicas lost under it. ``wait`` is the number of its present wait, ``None`` while it is on
     board. ``chain`` stands for its prompt's blocks, ``cached`` are the tokens of them that a
@@ -47,7 +59,7 @@ class Accepted:
     request: Request
     model: str
     number: int
-    order: tuple[int, int, int, int]
+    order: Order
     work: Work
     chain: tuple[int, ...]
     cached: dict[str, int]

@@ -22,7 +22,7 @@ REASONS = {
     "queue_tokens": "prompt tokens",
     "queue_bytes": "bytes",
     "no_free_place": "places",
-    "gives_way": "seconds by which another request would be late",
+    "gives_way": "seconds by which another request would be late or without room",
     "predicted_late": "seconds from arrival to first token",
     "deadline_infeasible": "seconds from now to the last token",
     "deadline_past": "seconds since the deadline",

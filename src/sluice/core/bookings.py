@@ -20,7 +20,7 @@ from collections.abc import Hashable
 from random import Random
 from typing import NamedTuple
 
-NS_PER_S = 1_000_000_000
+from sluice.core.admission import NS_PER_S
 
 # Beyond this nothing can be promised: the client is better told not to come back.
 AHEAD_NS_MAX = 120 * NS_PER_S
@@ -32,14 +32,19 @@ SAME_MAX = 8
 EARLY_NS = NS_PER_S // 20
 # Retry-After is in whole seconds, rounded up, and the request takes its time to get here.
 LATE_NS = 2 * NS_PER_S
+# Whose told time is over for longer than this is not expected any more, though it may still come:
+# the part of a second by which it was rounded, and a round trip.
+OVERDUE_NS = NS_PER_S
 # Told times are moved by up to this share of their spacing, so that they make no rhythm.
 JITTER_SHARE = 0.5
 # All are taken to come back until this many bookings have had an outcome.
 PRIOR_OUTCOMES = 8.0
+# So many lapses in a row halve the share, whatever came before: a crowd may leave all at once.
+LAPSES_HALVE = 2.0
 # Weight of the past against one outcome: about 64 outcomes make the memory.
 KEPT_SHARE = 1.0 - 1.0 / 64.0
-# However few come back, told times stay apart.
-SHARE_MIN = 0.05
+# However few come back, told times stay apart; so small that what is expected of all is nothing.
+SHARE_MIN = 0.001
 
 
 class _Booking(NamedTuple):
@@ -60,6 +65,7 @@ class Bookings:
         self._numbers = 0
         self._claimed = PRIOR_OUTCOMES
         self._outcomes = PRIOR_OUTCOMES
+        self._lapses = 0
 
     def __len__(self) -> int:
         return len(self._booked)
@@ -67,7 +73,8 @@ class Bookings:
     @property
     def share(self) -> float:
         """The share of refused clients that come back as told, between ``SHARE_MIN`` and 1."""
-        return max(SHARE_MIN, self._claimed / self._outcomes)
+        recent = LAPSES_HALVE / (LAPSES_HALVE + self._lapses)
+        return max(SHARE_MIN, min(recent, self._claimed / self._outcomes))
 
     def book(
         self, key: Hashable, earliest_ns: int, spacing_ns: int, now_ns: int, chance: Random
@@ -116,7 +123,10 @@ class Bookings:
     def expected(self, now_ns: int, until_ns: int) -> float:
         """How many refused clients are expected to come back until then: bookings times share."""
         self.expire(now_ns)
-        return self.share * bisect_right(self._booked, until_ns, key=_slot)
+        since_ns = now_ns - OVERDUE_NS
+        past = bisect_right(self._booked, since_ns, key=_slot)
+        over = sum(booking.at_ns < since_ns for booking in self._booked[:past])
+        return self.share * max(0, bisect_right(self._booked, until_ns, key=_slot) - over)
 
     def expire(self, now_ns: int) -> None:
         """Forget the clients that did not come back; each lowers the share."""
@@ -145,6 +155,7 @@ class Bookings:
     def _learn(self, came: float) -> None:
         self._claimed = KEPT_SHARE * self._claimed + came
         self._outcomes = KEPT_SHARE * self._outcomes + 1.0
+        self._lapses = 0 if came else self._lapses + 1
 
 
 def _slot(booking: _Booking) -> int:

@@ -4,15 +4,15 @@ Asked by ``core/fleet.py`` about a ``core/pools.py`` pool. A promise counts on t
 ``utilisation`` and on what was learned of its margins; a request that waits is given up only when
 it would be late without either, so that what was promised is not taken back for a guess.
 
-The first late request of a sweep says who has to go (Moore and Hodgson 1968): of those up to it,
-one of the worst class present, with the most work. The class is the tier and, within it, whether
-the tenant is ahead of its share. One deviation: where the newcomer is of that class it is the
-newcomer, because a refusal at once can be acted on and one after a wait cannot.
+The first late request of a sweep says who has to go (after Moore and Hodgson 1968): of those up to
+it, one of the worst class present, with the most work. The class is the tier and, within it,
+whether the tenant is ahead of its share. Within its own class it is the late one itself, or the
+newcomer that would delay it: a refusal at once can be acted on and one after a wait cannot.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from sluice.core.accepted import Accepted, Work
+from sluice.core.accepted import Accepted, Rank, Work
 from sluice.core.admission import NS_PER_S, Refusal, never_runs
 from sluice.core.events import Dispatch, ReplicaScore
 from sluice.core.feasibility import Outlook
@@ -34,7 +34,7 @@ def answer(
     pool.came(request, now_ns)
     accepted = pool.accept(request, number, now_ns)
     if pool.returns.claimed(request, now_ns):
-        accepted.order = (accepted.order[0], 0, *accepted.order[2:])
+        accepted.order = accepted.order._replace(newcomer=False)
         if hopeless(pool, accepted):
             accepted.ttft_due_ns = None
     door = Door(pool, accepted, now_ns)
@@ -58,6 +58,10 @@ def place_next(pool: Pool, now_ns: int) -> Dispatch | tuple[Accepted, Refusal] |
     return pool.start(accepted, scores, now_ns)
 
 
+# Who gives way, and what it is told.
+Drop = tuple[Accepted, Refusal]
+
+
 class Door:
     """The judgement of one arrival. ``accepted`` is the request as it would be counted.
 
@@ -70,7 +74,7 @@ class Door:
         self._now_ns = now_ns
         self.accepted = accepted
         self.scores: tuple[ReplicaScore, ...] = ()
-        self.drops: tuple[tuple[Accepted, Refusal], ...] = ()
+        self.drops: tuple[Drop, ...] = ()
 
     def _shape(self, request: Request) -> None:
         if request is not self.accepted.request:
@@ -97,11 +101,16 @@ class Door:
         """See ``ladder.Door``."""
         self._shape(request)
         pool, accepted, now_ns = self._pool, self.accepted, self._now_ns
-        refusal = pool.no_room(accepted, now_ns)
-        if refusal is not None:
-            return refusal
+        drops: list[Drop] = []
+        while (refusal := pool.no_room(accepted, [drop for drop, _ in drops], now_ns)) is not None:
+            left = [other for other in pool.queue if not any(other is drop for drop, _ in drops)]
+            dropped = gives_way(pool, pool.yielding(left, accepted), accepted)
+            if dropped is None or dropped is accepted or len(drops) == DROPS_MAX:
+                return refusal
+            drops.append((dropped, _making_room(refusal)))
         if accepted.timed or pool.queue.timed:
-            return self._feasible(pool, accepted, now_ns)
+            return self._feasible(pool, accepted, drops, now_ns)
+        self.drops = tuple(drops)
         # Nobody can be late, and the wait is told to the operator alone.
         accepted.predicted_wait_ns = pool.departure_ns(pool.queue.places + 1, now_ns)
         return None
@@ -120,11 +129,17 @@ class Door:
             return pool.limits.model
         return None
 
-    def _feasible(self, pool: Pool, accepted: Accepted, now_ns: int) -> Refusal | None:
-        """Whether it, and those behind whom it would delay, are on time; notes who gives way."""
+    def _feasible(
+        self, pool: Pool, accepted: Accepted, drops: list[Drop], now_ns: int
+    ) -> Refusal | None:
+        """Whether it, and those behind whom it would delay, are on time; notes who gives way.
+
+        ``drops`` make room already.
+        """
         order = pool.order_with(accepted)
+        for gone, _ in drops:
+            order.remove(gone)
         expected = pool.expected(accepted, now_ns)
-        drops: list[tuple[Accepted, Refusal]] = []
         while True:
             outlooks = pool.forecast(order, now_ns, newcomer=accepted, expected=expected)
             place = order.index(accepted)
@@ -143,7 +158,7 @@ class Door:
             spared = _sparing(refusal, pool, now_ns)
             if pool.rank(order[late]) == pool.rank(accepted) or len(drops) == DROPS_MAX:
                 return spared
-            dropped = gives_way(pool, order[: late + 1])
+            dropped = gives_way(pool, order[:late], order[late])
             if dropped is None or dropped is accepted:
                 return spared
             drops.append((dropped, refusal if dropped is order[late] else spared))
@@ -154,6 +169,11 @@ def _sparing(late: Refusal, pool: Pool, now_ns: int) -> Refusal:
     """The refusal of one that goes so that another one is not late."""
     late_s = late.measured - late.threshold
     return Refusal(429, "gives_way", late_s, 0.0, pool.departure_ns(1, now_ns))
+
+
+def _making_room(full: Refusal) -> Refusal:
+    """The refusal of one that goes so that a stricter one need not wait for room."""
+    return Refusal(429, "gives_way", (full.wait_ns or 0) / NS_PER_S, 0.0, full.wait_ns)
 
 
 def lateness(
@@ -187,9 +207,10 @@ def _late_answer(
     left_ns, measured_ns = request.deadline_ns - now_ns, first_ns + decode_ns - now_ns
     if measured_ns <= left_ns:
         return None
-    # Where an idle replica takes longer than it has, no later time is better.
+    # Where an idle replica takes longer than the client ever gives it, no later time is better.
     least_ns = (tokens - 1) * (pool.service.least_token_ns() or 0)
-    wait_ns = None if least_ns > left_ns else measured_ns - left_ns
+    budget_ns = request.deadline_ns - request.arrived_ns
+    wait_ns = None if least_ns > budget_ns else measured_ns - left_ns
     measured, threshold = measured_ns / NS_PER_S, left_ns / NS_PER_S
     return Refusal(429, "deadline_infeasible", measured, threshold, wait_ns)
 
@@ -213,7 +234,7 @@ def late_at_start(pool: Pool, accepted: Accepted, replica_id: str, now_ns: int) 
     decode_ns = (work.output_tokens - 1) * token_ns
     outlook = Outlook(now_ns, now_ns + first_ns, now_ns + first_ns + decode_ns)
     quantile = 1.0 - START_MISSES * (1.0 - accepted.request.quantile)
-    promised = accepted.wait is not None or not accepted.order[1]
+    promised = accepted.wait is not None or not accepted.order.newcomer
     factor = 1.0 if promised else pool.start_margin.factor(quantile, now_ns)
     refusal = lateness(pool, accepted, outlook, factor, now_ns)
     if refusal is None or refusal.reason != "predicted_late":
@@ -248,35 +269,43 @@ def first_late(
     return None
 
 
-def gives_way(pool: Pool, candidates: Sequence[Accepted]) -> Accepted | None:
-    """Of these waiting the one with the most work in the worst class; none that was dispatched."""
-    droppable = [accepted for accepted in candidates if not accepted.attempts]
-    if not droppable:
-        return None
+def gives_way(pool: Pool, others: Iterable[Accepted], late: Accepted) -> Accepted | None:
+    """Who goes so that others are on time or have room, ``None`` where nobody can.
 
-    def weight(accepted: Accepted) -> tuple[tuple[int, bool], int, int]:
+    Of the ``others`` in a worse class than ``late`` it is the one with the most work in the worst
+    class, else ``late`` itself: what has no target is not dropped for its own class. None that was
+    dispatched goes.
+    """
+    rank = pool.rank(late)
+    worse = [other for other in others if not other.attempts and pool.rank(other) > rank]
+    if not worse:
+        return None if late.attempts else late
+
+    def weight(accepted: Accepted) -> tuple[Rank, int, int]:
         work: Work = accepted.work
         amount = work.prefill_tokens + work.places * work.output_tokens
         return (pool.rank(accepted), amount, accepted.number)
 
-    return max(droppable, key=weight)
+    return max(worse, key=weight)
 
 
-def give_up(pool: Pool, now_ns: int) -> list[tuple[Accepted, Refusal]]:
+def give_up(pool: Pool, now_ns: int) -> list[Drop]:
     """Those of the waiting that have to go so that the others are on time; looks now and then."""
     if not pool.sweep_is_due(now_ns):
         return []
     order = list(pool.in_order())
-    drops: list[tuple[Accepted, Refusal]] = []
+    drops: list[Drop] = []
+    start = 0
     while order and len(drops) < DROPS_MAX:
         outlooks = pool.forecast(order, now_ns)
-        found = first_late(pool, order, outlooks, now_ns)
+        found = first_late(pool, order, outlooks, now_ns, start=start)
         if found is None:
             break
         late, refusal = found
-        dropped = gives_way(pool, order[: late + 1])
+        dropped = gives_way(pool, order[:late], order[late])
         if dropped is None:
-            break
+            start = late + 1  # it was dispatched before
+            continue
         pool.missed(dropped, outlooks[order.index(dropped)], now_ns)
         told = refusal if dropped is order[late] else _sparing(refusal, pool, now_ns)
         drops.append((dropped, told))

@@ -22,9 +22,14 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The client left, or the request's work is not wanted any more. Unknown ids are ignored."""
+    """The client left, or the request's work is not wanted any more. Unknown ids are ignored.
+
+    ``withdrawn`` says that it is refused after all, with others that it belongs to, so that it uses
+    up nothing of what its tenant may use.
+    """
 
     request_id: str
+    withdrawn: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

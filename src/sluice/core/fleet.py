@@ -99,7 +99,7 @@ class Fleet:
             case Arrived():
                 return self._arrived(self._pools[event.model], event.request, now_ns)
             case Cancelled():
-                return self._cancelled(event.request_id, now_ns)
+                return self._cancelled(event, now_ns)
             case Progress():
                 self._progress(event, now_ns)
             case Ended():
@@ -174,13 +174,15 @@ class Fleet:
             effects += self._turn_away(dropped, refusal, now_ns)
         return effects
 
-    def _cancelled(self, request_id: str, now_ns: int) -> list[FleetEffect]:
-        accepted = self._accepted.get(request_id)
+    def _cancelled(self, event: Cancelled, now_ns: int) -> list[FleetEffect]:
+        accepted = self._accepted.get(event.request_id)
         if accepted is None:
             return []
         replica_id = accepted.replica_id
+        if event.withdrawn:
+            self._ledger.release(event.request_id, now_ns)
         self._release(accepted, now_ns)
-        return [] if replica_id is None else [Abort(request_id, replica_id)]
+        return [] if replica_id is None else [Abort(event.request_id, replica_id)]
 
     def _progress(self, event: Progress, now_ns: int) -> None:
         accepted = self._accepted.get(event.request_id)

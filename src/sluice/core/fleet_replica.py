@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sluice.core.accepted import Accepted, Rank
-from sluice.core.admission import tokens_max
+from sluice.core.admission import NS_PER_S, tokens_max
 from sluice.core.events import ReplicaLimits, Report
 from sluice.core.feasibility import Pace, Release, Track
 from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState, moved
@@ -18,7 +18,6 @@ from sluice.core.request import Request
 from sluice.core.routing import Candidate, PrefixMemory
 from sluice.core.service import ServiceTimes
 
-NS_PER_S = 1_000_000_000
 RankOf = Callable[[Accepted], Rank]
 
 # A report older than this is old.
@@ -282,9 +281,11 @@ class FleetReplica:
         Each has a quantile of its own for the length of its answer, so that some are predicted to
         end soon and some late, as they do, though nothing tells them apart.
         """
-        known = self.releases
-        if known is not None and 0 <= now_ns - self.releases_ns <= RELEASES_KNOWN_NS:
-            return known
+        known, age_ns = self.releases, now_ns - self.releases_ns
+        if known is not None and 0 <= age_ns <= RELEASES_KNOWN_NS:
+            overdue = [release for release in known[:1] if release.at_ns <= now_ns]
+            if not overdue:
+                return known
         token_ns, prefill_ns = service.token_ns(self.report), 0
         releases = []
         for accepted in self.on_board.values():

@@ -59,13 +59,19 @@ class OutputLengths:
         With ``quantile`` 0.5 half of such sequences need no more than that.
         """
         share = self.quantile if quantile is None else quantile
-        own = self._of_class.get(slo_class)
-        length = None if own is None else own.length(produced, share)
-        if length is None:
-            length = self._all.length(produced, share)
+        length = self.length(produced, share, slo_class)
         if length is None:
             return remaining_max
         return max(1, min(length - produced, remaining_max))
+
+    def length(self, produced: int, quantile: float, slo_class: str = "") -> int | None:
+        """Whole length that so many of the sequences longer than ``produced`` do not exceed.
+
+        ``None`` where too few are known to say.
+        """
+        own = self._of_class.get(slo_class)
+        length = None if own is None else own.length(produced, quantile)
+        return self._all.length(produced, quantile) if length is None else length
 
 
 class _History:

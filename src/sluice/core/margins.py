@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from math import ceil
 
-NS_PER_S = 1_000_000_000
+from sluice.core.admission import NS_PER_S
 
 MEMORY_NS = 10 * NS_PER_S
 KEPT = 128

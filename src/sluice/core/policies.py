@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from sluice.core.costmodel import Load
+from sluice.core.request import TTFT_NS_DEFAULT
 from sluice.core.residency import (
     PREEMPTIONS_MAX,
     Reservation,
@@ -25,7 +26,6 @@ from sluice.core.residency import (
 from sluice.core.roster import Roster
 from sluice.core.sequence import Sequence
 
-TTFT_NS_DEFAULT = 1_000_000_000  # lets requests without a target be ordered among those with one
 SLACK_NS_DEFAULT = 60_000_000_000  # slack of a sequence that has no due time
 # Nanoseconds of later due time per nanosecond of work: at the least nearly earliest due time first,
 # at the most nearly shortest first.

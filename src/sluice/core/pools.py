@@ -5,14 +5,14 @@ promise holds; the views are for everyone. The order of the waiting is ``core/qu
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from math import fsum
 from operator import attrgetter
 from random import Random
 
-from sluice.core.accepted import Accepted, Rank, Work
+from sluice.core.accepted import Accepted, Order, Rank, Work
 from sluice.core.admission import NS_PER_S, Refusal
 from sluice.core.events import Dispatch, Ended, Reject, ReplicaLimits, ReplicaScore
 from sluice.core.fairness import FairShares
@@ -21,7 +21,7 @@ from sluice.core.fleet_replica import FleetReplica, ReplicaView
 from sluice.core.lifecycle import ReplicaState
 from sluice.core.margins import Margin
 from sluice.core.queue import Queue
-from sluice.core.request import TIER_DEFAULT, TIER_MAX, Request, Rung
+from sluice.core.request import TIER_DEFAULT, TIER_MAX, TTFT_NS_DEFAULT, Request, Rung
 from sluice.core.returns import Returns
 from sluice.core.routing import block_chain, blocks_needed, rank
 from sluice.core.service import ServiceTimes
@@ -32,10 +32,10 @@ LOAD_NS_UNKNOWN = 10 * NS_PER_S
 SWEEP_NS = NS_PER_S // 20
 # Departures that are predicted one by one; those after them follow at their mean distance.
 RELEASES_NEAR = 8
+# No more clients are expected back than the pool serves until then, and these.
+RETURNS_AT_ONCE = 2
 # Departures against which the return of refused clients is held.
 DEPARTURES_AHEAD = 16
-# Lets requests without a first token target be ordered among those with one.
-TTFT_NS_DEFAULT = 1 * NS_PER_S
 _TOKENS_MAX = attrgetter("tokens_max")
 # A tenant counts as active, and tier 0 as in use, for so long after their last request.
 LATELY_NS = 10 * NS_PER_S
@@ -211,7 +211,7 @@ class Pool:
             request=request,
             model=self.limits.model,
             number=number,
-            order=(request.tier, 1, order_ns, number),
+            order=Order(request.tier, newcomer=True, due_ns=order_ns, number=number),
             work=work,
             chain=chain,
             cached=cached,
@@ -247,21 +247,32 @@ class Pool:
         accepted.due_ns = min(bound_ns for bound_ns in bounds_ns if bound_ns is not None)
         self.queue.add(accepted)
 
-    def no_room(self, accepted: Accepted, now_ns: int) -> Refusal | None:
-        """Why the queue cannot take one more, ``None`` if it can."""
+    def yielding(self, waiting: Iterable[Accepted], accepted: Accepted) -> list[Accepted]:
+        """Those of the waiting that leave their room to a newcomer: of its tier none that was
+        promised one."""
+        tier = accepted.order.tier
+        return [other for other in waiting if other.order.newcomer or other.order.tier > tier]
+
+    def no_room(
+        self, accepted: Accepted, without: Sequence[Accepted], now_ns: int
+    ) -> Refusal | None:
+        """Why the queue ``without`` some of the waiting has no room; ``None`` if it has."""
         request, queue = accepted.request, self.queue
         places, places_max = self.places() + request.choices, self.places_max()
+        places -= sum(other.request.choices for other in without)
         if places <= places_max and len(self.returns):
             places += self._promised_places(accepted, now_ns)
         if places > places_max:
             wait_ns = self.departure_ns(places - places_max, now_ns)
             return Refusal(429, "queue_full", places, places_max, wait_ns)
-        if not queue:
+        if len(queue) == len(without):
             return None
-        tokens, most = queue.tokens + len(request.prompt), self.tokens_max()
+        gone = sum(len(other.request.prompt) for other in without)
+        tokens, most = queue.tokens + len(request.prompt) - gone, self.tokens_max()
         if most is not None and tokens > most:
             return Refusal(429, "queue_tokens", tokens, most, self.departure_ns(1, now_ns))
-        held, most = queue.bytes + request.body_bytes, self.limits.queue_bytes_max
+        gone = sum(other.request.body_bytes for other in without)
+        held, most = queue.bytes + request.body_bytes - gone, self.limits.queue_bytes_max
         if most is not None and held > most:
             return Refusal(429, "queue_bytes", held, most, self.departure_ns(1, now_ns))
         return None
@@ -278,6 +289,9 @@ class Pool:
             return None  # a client that comes back could not be recognised, or there is room
         if self.returns.is_due(least, now_ns):
             return None  # it was told to come now
+        rank = (least.tier, self._shares.ahead(least.tenant))
+        if reason == "queue_full" and any(self.rank(other) > rank for other in self.queue):
+            return None  # someone may give way
         wait_ns = self.departure_ns(places - places_max, now_ns)
         return Refusal(429, reason, places, places_max, wait_ns)
 
@@ -312,28 +326,29 @@ class Pool:
 
     def goes_first(self, accepted: Accepted, now_ns: int) -> bool:
         """Whether a newcomer goes ahead of all who wait."""
-        first = self.next_up(now_ns, accepted.order[0])
+        first = self.next_up(now_ns, accepted.order.tier)
         return not first.aged and self._service_order(accepted) < self._service_order(first)
 
     def rank(self, accepted: Accepted) -> Rank:
         """The class that says who gives way: the larger one does."""
-        return (accepted.order[0], self._shares.ahead(accepted.request.tenant))
+        return (accepted.order.tier, self._shares.ahead(accepted.request.tenant))
 
-    def _service_order(self, accepted: Accepted) -> tuple[Rank, tuple[int, ...]]:
-        return (self.rank(accepted), accepted.order[1:])
+    def _service_order(self, accepted: Accepted) -> tuple[Rank, Order]:
+        return (self.rank(accepted), accepted.order)
 
     def promised(self, accepted: Accepted, now_ns: int) -> float:
         """The factor on predicted waits that makes a promise; a client that came back had one."""
-        if not accepted.order[1]:
+        if not accepted.order.newcomer:
             return 1.0
         quantile = accepted.request.quantile
         return self.wait_margin.factor(quantile, now_ns) / self.limits.utilisation
 
     def restricted(self, accepted: Accepted, now_ns: int) -> bool:
-        """Whether the kept places are not for this request."""
-        if accepted.aged:
+        """Whether the kept places are not for this request; those who were promised are not kept
+        from them."""
+        if accepted.aged or not accepted.order.newcomer:
             return False
-        if accepted.order[0] > 0 and now_ns < self._strict_until_ns:
+        if accepted.order.tier > 0 and now_ns < self._strict_until_ns:
             return True
         return self._shares.ahead(accepted.request.tenant)
 
@@ -461,8 +476,7 @@ class Pool:
         Told times leave as much of the pool to newcomers as promises do.
         """
         spacing_ns = round(self.gap_ns() * request.choices / self.limits.utilisation)
-        rank = (request.tier, self._shares.ahead(request.tenant))
-        return self.returns.told(request, refusal, now_ns, chance, rank=rank, spacing_ns=spacing_ns)
+        return self.returns.told(request, refusal, now_ns, chance, spacing_ns=spacing_ns)
 
     def expected(self, accepted: Accepted, now_ns: int) -> int:
         """Clients that are expected back before this request must have started."""
@@ -472,9 +486,10 @@ class Pool:
 
     def _due_back(self, accepted: Accepted, until_ns: int, now_ns: int) -> int:
         """Clients told to come by then, whose places are not for newcomers."""
-        if not accepted.order[1] or not len(self.returns):
+        if not accepted.order.newcomer or not len(self.returns):
             return 0
-        return self.returns.expected(self.rank(accepted), until_ns, now_ns)
+        served_by_then = RETURNS_AT_ONCE + max(0, until_ns - now_ns) // self.gap_ns()
+        return min(served_by_then, self.returns.expected(accepted.order.tier, until_ns, now_ns))
 
     def _promised_places(self, accepted: Accepted, now_ns: int) -> int:
         """Free places that are needed for clients who come back before others become free."""
@@ -522,6 +537,7 @@ class Pool:
 
     def view(self, now_ns: int) -> PoolView:
         """What others may know of it."""
+        self.returns.expire(now_ns)
         return PoolView(
             model=self.limits.model,
             waiting=len(self.queue),

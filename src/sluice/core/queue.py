@@ -91,7 +91,7 @@ class Queue:
         if not over or len(over) == len(self._tenants):
             return self._waiting
         return sorted(
-            self._waiting, key=lambda a: (a.order[0], a.request.tenant in over, a.order[1:])
+            self._waiting, key=lambda a: (a.order.tier, a.request.tenant in over, a.order)
         )
 
     def head(
@@ -109,7 +109,7 @@ class Queue:
         first = ordered[0]
         if aging_ns is None or not self._overtaken:
             return first
-        lower = [a for a in ordered if a.order[0] > min(strictest, first.order[0])]
+        lower = [a for a in ordered if a.order.tier > min(strictest, first.order.tier)]
         aged = self._aged(lower, now_ns, 2 * gap_ns, aging_ns)
         if aged is None:
             return first
@@ -118,8 +118,8 @@ class Queue:
 
     def took_turn(self, accepted: Accepted) -> None:
         """The request is dispatched before those that wait: note whether it passes a lower tier."""
-        tiers = (accepted.order[0], self._waiting[0].order[0], self._waiting[-1].order[0])
-        self._overtaken = accepted.order[0] == min(tiers) != max(tiers)
+        tiers = (accepted.order.tier, self._waiting[0].order.tier, self._waiting[-1].order.tier)
+        self._overtaken = accepted.order.tier == min(tiers) != max(tiers)
 
     def _aged(
         self, lower: Sequence[Accepted], now_ns: int, gap_ns: int, aging_ns: int
@@ -129,7 +129,7 @@ class Queue:
         head: Accepted | None = None
         place, longest_ns = 0, aging_ns - 1
         for accepted in lower:
-            if head is None or accepted.order[0] != head.order[0]:
+            if head is None or accepted.order.tier != head.order.tier:
                 head, place = accepted, 0
             place += accepted.request.choices
             wait_ns = now_ns - accepted.accepted_ns + place * gap_ns
@@ -142,5 +142,6 @@ class Queue:
         longest: dict[int, int] = {}
         for accepted in self._waiting:
             waited_ns = now_ns - accepted.accepted_ns
-            longest[accepted.order[0]] = max(longest.get(accepted.order[0], 0), waited_ns)
+            tier = accepted.order.tier
+            longest[tier] = max(longest.get(tier, 0), waited_ns)
         return tuple(longest.items())

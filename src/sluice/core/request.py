@@ -49,6 +49,8 @@ LADDER_DEFAULT = (Rung.QUEUE, Rung.REFUSE)
 # Tiers run from 0, the strictest, to this one; lower is more urgent everywhere.
 TIER_MAX = 9
 TIER_DEFAULT = 1
+# Lets requests without a first token target be ordered among those with one.
+TTFT_NS_DEFAULT = 1_000_000_000
 
 
 class SequenceId(NamedTuple):

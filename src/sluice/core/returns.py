@@ -1,13 +1,12 @@
 """How refused clients of one pool are told when to come back, and who of them did.
 
-Keeps ``core/bookings.py`` bookings for each class of requests apart: who is booked in a lower class
-takes nothing from a higher one. Called by ``core/pools.py``, which predicts when there is room.
+Keeps ``core/bookings.py`` bookings for each tier apart: who is booked in a lower tier takes nothing
+from a higher one. Called by ``core/pools.py``, which predicts when there is room.
 """
 
 from math import fsum
 from random import Random
 
-from sluice.core.accepted import Rank
 from sluice.core.admission import NS_PER_S, Refusal, reject
 from sluice.core.bookings import AHEAD_NS_MAX, Bookings
 from sluice.core.events import Reject
@@ -32,30 +31,34 @@ class Returns:
     """The bookings of one pool."""
 
     def __init__(self) -> None:
-        self._booked: dict[Rank, Bookings] = {}
+        self._booked: dict[int, Bookings] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._booked.values()))
 
     @property
     def share(self) -> float:
-        """The share of refused clients that come back, in the class where fewest do."""
+        """The share of refused clients that come back, in the tier where fewest do."""
         return min((bookings.share for bookings in self._booked.values()), default=1.0)
 
     def claimed(self, request: Request, now_ns: int) -> bool:
         """Whether this is a refused client that comes back as told; its booking is used up then."""
-        booked = [self._booked.get((request.tier, over)) for over in (False, True)]
-        key = _key(request) if any(booked) else None
-        return any(bookings.claim(key, now_ns) for bookings in booked if bookings)
+        bookings = self._booked.get(request.tier)
+        return bookings.claim(_key(request), now_ns) if bookings else False
 
     def is_due(self, request: Request, now_ns: int) -> bool:
         """Whether a refused client comes back as told; its booking stays."""
-        booked = [self._booked.get((request.tier, over)) for over in (False, True)]
-        return any(bookings.is_due(_key(request), now_ns) for bookings in booked if bookings)
+        bookings = self._booked.get(request.tier)
+        return bookings.is_due(_key(request), now_ns) if bookings else False
 
-    def expected(self, rank: Rank, until_ns: int, now_ns: int) -> int:
-        """Clients of no larger rank that are expected back until then."""
-        ahead = [bookings for of, bookings in self._booked.items() if of <= rank and bookings]
+    def expire(self, now_ns: int) -> None:
+        """Forget who did not come back as told."""
+        for bookings in self._booked.values():
+            bookings.expire(now_ns)
+
+    def expected(self, tier: int, until_ns: int, now_ns: int) -> int:
+        """Clients of this and of stricter tiers that are expected back until then."""
+        ahead = [bookings for of, bookings in self._booked.items() if of <= tier and bookings]
         return round(fsum(bookings.expected(now_ns, until_ns) for bookings in ahead))
 
     def told(
@@ -65,13 +68,12 @@ class Returns:
         now_ns: int,
         chance: Random,
         *,
-        rank: Rank,
         spacing_ns: int,
     ) -> Reject:
         """The refusal as the client is told it; one that is worth another try books it."""
         if refusal.wait_ns is None or refusal.reason not in BOOKED:
             return reject(request.id, refusal, chance)
-        bookings = self._booked.setdefault(rank, Bookings())
+        bookings = self._booked.setdefault(request.tier, Bookings())
         earliest_ns = now_ns + refusal.wait_ns
         at_ns = bookings.book(_key(request), earliest_ns, spacing_ns, now_ns, chance)
         wait_ns = AHEAD_NS_MAX if at_ns is None else at_ns - now_ns

@@ -18,7 +18,6 @@ from sluice.core.lengths import OutputLengths
 from sluice.core.lifecycle import SequenceState
 from sluice.core.sequence import Sequence
 
-QUANTUM_TOKENS = 256  # a tenant so far ahead of another on this replica goes after it
 RECOVERED_SHARE = 0.1  # of the pool is free before others of its tier join after a preemption
 
 
@@ -77,7 +76,7 @@ class Roster:
             limits.blocks_total, limits.block_size, prefix_cache=limits.prefix_cache
         )
         self.lengths = OutputLengths()
-        self.shares = FairShares(quantum_tokens=QUANTUM_TOKENS)
+        self.shares = FairShares()
         self.waiting: list[Sequence] = []
         self.residents: list[Sequence] = []
         self.version = 0

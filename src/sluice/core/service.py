@@ -4,11 +4,10 @@ Learned from load reports and from requests that ran to their end; asked by ``co
 ``core/fleet_replica.py`` for every prediction. Nothing is decided here.
 """
 
+from sluice.core.admission import NS_PER_S
 from sluice.core.events import Ended, Report
 from sluice.core.lengths import HISTORY_MIN, OutputLengths
 from sluice.core.request import EndReason, Request
-
-NS_PER_S = 1_000_000_000
 
 # Weight of the past against one completed request: about ten requests make the memory.
 KEPT_SHARE = 0.9
@@ -71,13 +70,17 @@ class ServiceTimes:
     def output_tokens(self, request: Request, produced: int, quantile: float) -> int:
         """Further tokens of one choice that this share of such requests do not exceed.
 
-        While few were seen it is the mean of those for every quantile.
+        While few were seen it is the mean of those for every quantile. Of one that is longer than
+        what is known, as much again as it produced is expected: none is taken to be about to end
+        for being long.
         """
         left = max(1, request.output_tokens_max - produced)
-        if self._completed < HISTORY_MIN:
-            mean = self.mean_output_tokens if self._requests else OUTPUT_TOKENS_UNKNOWN
-            return max(1, min(left, mean - produced))
-        return self._lengths.remaining(produced, left, quantile, request.slo_class)
+        length: int | None = self.mean_output_tokens if self._requests else OUTPUT_TOKENS_UNKNOWN
+        if self._completed >= HISTORY_MIN:
+            length = self._lengths.length(produced, quantile, request.slo_class)
+        if length is None:
+            return min(left, max(produced, self.mean_output_tokens)) if produced else left
+        return min(left, length - produced if length > produced else max(1, produced))
 
     @property
     def mean_output_tokens(self) -> int:

@@ -17,10 +17,9 @@ nothing is kept about it. Shares between tenants are ``core/fairness.py``.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sluice.core.admission import Refusal
+from sluice.core.admission import NS_PER_S, Refusal
 from sluice.core.request import Request, Usage
 
-NS_PER_S = 1_000_000_000
 MINUTE_NS = 60 * NS_PER_S
 
 # Told to a tenant at its concurrency limit before one of its requests has ended.

@@ -3,7 +3,8 @@
 ``remote.py`` takes a connection for each exchange and gives it back. A connection is reused only
 while the peer surely keeps it: servers close idle ones after as little as five seconds, and a
 request that is written into a closing connection is lost. Names are resolved at each opening, so a
-changed address is followed; no proxy is used.
+changed address is followed; no proxy is used. At the bound callers are served in the order in which
+they came: each is given its connection, or the right to open one, and nobody can take it meanwhile.
 """
 
 import asyncio
@@ -44,16 +45,24 @@ class PoolLimits:
     idle_s_max: float = 4.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Caller:
+    """Waits for ``turn``: a kept connection, or ``None`` to open one; ``fresh`` takes no other."""
+
+    turn: asyncio.Future[Connection | None]
+    fresh: bool
+
+
 class Pool:
     """The connections to one address. ``name`` is how errors call it."""
 
     def __init__(self, name: str, address: Address, limits: PoolLimits) -> None:
         self._name, self._address, self._limits = name, address, limits
-        self._opening = 0
+        self._opening = 0  # promised to callers or under way
         self._open = set[Connection]()  # until the loop says that they are lost
         self._idle: list[Connection] = []
         self._in_use = set[Connection]()
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._callers: deque[_Caller] = deque()
         self._all_gone = asyncio.Event()
 
     @property
@@ -68,20 +77,19 @@ class Pool:
 
     async def acquire(self, connect_s: float) -> Connection:
         """A connection that nobody else uses, kept or new. Raises ``ConnectFailed``."""
-        if connection := self._idle_connection():
-            return connection
-        return await self.acquire_fresh(connect_s)
+        return await self._acquire(connect_s, fresh=False)
 
     async def acquire_fresh(self, connect_s: float) -> Connection:
-        """A new connection; at the bound, one that comes back. Raises ``ConnectFailed``."""
+        """A new connection; at the bound, a kept one is closed for it. Raises ``ConnectFailed``."""
+        return await self._acquire(connect_s, fresh=True)
+
+    async def _acquire(self, connect_s: float, *, fresh: bool) -> Connection:
         end_s = asyncio.get_running_loop().time() + connect_s
         try:
-            async with asyncio.timeout_at(end_s):
-                if idle := await self._room_or_idle():
-                    return idle
+            if kept := await self._turn(end_s, fresh=fresh):
+                return kept
         except TimeoutError as error:
             raise self._failed(ConnectFault.CROWDED, f"none free in {connect_s:g} s") from error
-        self._opening += 1
         try:
             async with asyncio.timeout_at(end_s):
                 connection = await self._connect()
@@ -94,14 +102,14 @@ class Pool:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise self._failed(ConnectFault.REFUSED, reason) from error
+        else:
+            if not connection.usable:
+                raise self._failed(ConnectFault.REFUSED, "closed at once")
+            self._open.add(connection)
+            self._in_use.add(connection)
+            return connection
         finally:
-            self._opening -= 1
-            self._call_next()
-        if not connection.usable:
-            raise self._failed(ConnectFault.REFUSED, "closed at once")
-        self._open.add(connection)
-        self._in_use.add(connection)
-        return connection
+            self._give_up_opening()
 
     def release(self, connection: Connection) -> None:
         """Give a connection back after its exchange; one that cannot be reused is closed."""
@@ -109,12 +117,14 @@ class Pool:
             return
         self._in_use.remove(connection)
         self._note_keep_alive(connection)
-        if connection.reusable and len(self._idle) < self._limits.idle_max:
+        if connection.reusable and (
+            self._next_caller() is not None or len(self._idle) < self._limits.idle_max
+        ):
             connection.idle_since_s = asyncio.get_running_loop().time()
             self._idle.append(connection)
         else:
             connection.break_off(ConnectionAbortedError())
-        self._call_next()
+        self._serve()
 
     async def close(self) -> None:
         """Close all connections, also those in use, and wait until they are gone."""
@@ -136,21 +146,44 @@ class Pool:
         )
         return connection
 
-    async def _room_or_idle(self) -> Connection | None:
-        """Wait until a connection may be opened (``None``) or one has come back."""
-        while self.open_connections >= self._limits.connections_max:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                # Its turn may have come in the same moment; then it goes to the next.
-                if waiter.done() and not waiter.cancelled():
-                    self._call_next()
-                raise
-            if idle := self._idle_connection():
-                return idle
-        return None
+    async def _turn(self, end_s: float, *, fresh: bool) -> Connection | None:
+        """A kept connection, or ``None`` with the right to open one. Raises ``TimeoutError``."""
+        caller = _Caller(asyncio.get_running_loop().create_future(), fresh)
+        self._callers.append(caller)
+        self._serve()
+        while True:
+            if not caller.turn.done():
+                try:
+                    async with asyncio.timeout_at(end_s):
+                        await caller.turn
+                except (asyncio.CancelledError, TimeoutError):
+                    self._hand_on(caller)
+                    raise
+            connection = caller.turn.result()
+            if connection is None or connection.usable:
+                return connection
+            # It was closed between the moment in which it was given and this one.
+            self.release(connection)
+            caller = _Caller(asyncio.get_running_loop().create_future(), fresh)
+            self._callers.appendleft(caller)
+            self._serve()
+
+    def _hand_on(self, caller: _Caller) -> None:
+        """Pass on what fell to a caller in the moment in which it left."""
+        caller.turn.cancel()
+        if caller.turn.cancelled():
+            return
+        connection = caller.turn.result()
+        if connection is None:
+            self._give_up_opening()
+            return
+        self._in_use.discard(connection)
+        self._idle.append(connection)
+        self._serve()
+
+    def _give_up_opening(self) -> None:
+        self._opening -= 1
+        self._serve()
 
     def _idle_connection(self) -> Connection | None:
         now_s = asyncio.get_running_loop().time()
@@ -181,14 +214,26 @@ class Pool:
         if not self._open:
             self._all_gone.set()
         self._in_use.discard(connection)
-        self._call_next()
+        self._serve()
 
-    def _call_next(self) -> None:
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+    def _serve(self) -> None:
+        """Give the callers, the first one first, what there is."""
+        while caller := self._next_caller():
+            if not caller.fresh and (kept := self._idle_connection()):
+                caller.turn.set_result(kept)
+            elif self.open_connections < self._limits.connections_max:
+                self._opening += 1
+                caller.turn.set_result(None)
+            else:
+                if caller.fresh and self._idle:
+                    # There is room once the loop says that it is closed.
+                    self._idle.pop(0).break_off(ConnectionAbortedError())
                 return
+
+    def _next_caller(self) -> _Caller | None:
+        while self._callers and self._callers[0].turn.done():
+            self._callers.popleft()
+        return self._callers[0] if self._callers else None
 
     def _failed(self, fault: ConnectFault, message: str) -> ConnectFailed:
         return ConnectFailed(

@@ -18,7 +18,7 @@ from math import ceil, erfc, exp, inf, log, sqrt
 from statistics import NormalDist
 
 from sluice.planner.memory import Budget, budget_of, sequences_max
-from sluice.planner.names import CannotPlan
+from sluice.planner.names import NoFleet, shown_s
 from sluice.planner.predict import Band, Residual, StepModel, snapped
 from sluice.planner.steady import CHUNK_TOKENS_MAX, Lengths
 from sluice.planner.work import Batch, work_of
@@ -80,13 +80,13 @@ class ReplicaEstimate:
 def places(model: StepModel, load: Load) -> tuple[float, Budget]:
     """Requests that a replica holds at once, and the memory behind it.
 
-    Raises ``CannotPlan`` where the model does not fit, or not even one request.
+    Raises ``NoFleet`` where the model does not fit, or not even one request.
     """
     deployment = model.deployment
     budget = budget_of(deployment)
     held = sequences_max(deployment, budget, load.resident_tokens)
     if budget.pool_bytes <= 0 or held < deployment.layout.groups:
-        raise CannotPlan(_no_room(model, budget, load))
+        raise NoFleet(_no_room(model, budget, load))
     return min(held, float(load.batch_max * deployment.layout.groups)), budget
 
 
@@ -188,7 +188,7 @@ def estimate(
 ) -> ReplicaEstimate:
     """Capacity and SLO rate of a replica; ``saturated`` predicts capacity where another fit does.
 
-    Raises ``CannotPlan`` where a target is below what an empty replica needs.
+    Raises ``NoFleet`` where a target is below what an empty replica needs.
     """
     held, budget = places(model, load)
     capacity = capacity_rps(saturated or model, load)
@@ -197,8 +197,8 @@ def estimate(
     residual = model.residual(load.lengths, held)
     best, limits = _search(model, load, targets, 1.0)
     width = exp(residual.half_width)
-    low, _ = _search(model, load, targets, width)
-    high, _ = _search(model, load, targets, 1.0 / width)
+    low = slo_moment(model, load, targets, width)
+    high = slo_moment(model, load, targets, 1.0 / width)
     rates = [0.0 if found is None else found.rate_rps for found in (best, low, high)]
     rate = min(rates[0], capacity.estimate)
     slo = Band(rate, min(rates[1], capacity.low, rate), max(min(rates[2], capacity.high), rate))
@@ -219,9 +219,12 @@ def estimate(
     )
 
 
-def slo_moment(model: StepModel, load: Load, targets: Targets) -> Moment | None:
-    """The replica at its SLO rate, None where not even one request meets the targets."""
-    return _search(model, load, targets, 1.0)[0]
+def slo_moment(model: StepModel, load: Load, targets: Targets, slow: float = 1.0) -> Moment | None:
+    """The replica at its SLO rate, None where not even one request meets the targets.
+
+    ``slow`` is a factor on all step times.
+    """
+    return _search(model, load, targets, slow)[0]
 
 
 def _prefill_share(model: StepModel, load: Load, concurrency: float) -> float:
@@ -289,21 +292,17 @@ def _check_floor(model: StepModel, load: Load, targets: Targets, share: float) -
     what = f"{model.deployment.shape.name} on {model.deployment.layout.devices} x "
     what += model.deployment.accelerator.name
     if targets.tpot_s < step_s:
-        raise CannotPlan(
-            f"TPOT {_ms(targets.tpot_s)} is below one step of {what}: a lone request takes about "
-            f"{_ms(usual.tpot_s)} per token; ask for at least that, more tensor parallelism, a "
-            f"smaller format or a faster device"
+        raise NoFleet(
+            f"TPOT {shown_s(targets.tpot_s)} is below one step of {what}: a lone request takes "
+            f"about {shown_s(usual.tpot_s)} per token; ask for at least that, more tensor "
+            f"parallelism, a smaller format or a faster device"
         )
     if targets.ttft_s < alone.ttft_s:
-        raise CannotPlan(
-            f"TTFT {_ms(targets.ttft_s)} is below the prefill of {load.lengths.prompt:.0f} tokens "
-            f"on {what}: a lone request takes about {_ms(usual.ttft_s)}; ask for at least that, "
-            f"shorter prompts, more tensor parallelism or a faster device"
+        raise NoFleet(
+            f"TTFT {shown_s(targets.ttft_s)} is below the prefill of {load.lengths.prompt:.0f} "
+            f"tokens on {what}: a lone request takes about {shown_s(usual.ttft_s)}; ask for at "
+            f"least that, shorter prompts, more tensor parallelism or a faster device"
         )
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
 
 
 def _no_room(model: StepModel, budget: Budget, load: Load) -> str:

@@ -5,10 +5,8 @@ Every line of a budget is kept, so that a verdict can be shown with what it rest
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import floor
 
 from sluice.planner.formats import BYTES_PER_VALUE
-from sluice.planner.names import CannotPlan
 from sluice.planner.shapes import ModelShape
 from sluice.planner.work import Deployment
 
@@ -55,18 +53,6 @@ class Budget:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """Whether parallel slots of a context fit a budget, and the nearest that would."""
-
-    slots: int
-    context_tokens: int
-    kv_bytes: float
-    fits: bool
-    slots_max: int
-    context_tokens_max: int
-
-
 def budget_of(deployment: Deployment, *, memory_share: float = MEMORY_SHARE) -> Budget:
     """The memory of one device of this deployment, with the buffers that engines are known to
     need."""
@@ -81,33 +67,6 @@ def budget_of(deployment: Deployment, *, memory_share: float = MEMORY_SHARE) -> 
         buffers_bytes=buffers,
         files_bytes=dict(deployment.beside),
     )
-
-
-def fit_slots(
-    budget: Budget, kv_bytes_per_token: float, slots: int, context_tokens: int, *, block: int = 1
-) -> Fit:
-    """Whether ``slots`` sequences of ``context_tokens`` each fit, every slot with its own context.
-
-    ``block`` is the number of tokens that KV is handed out in; offers are rounded down to it.
-    """
-    if slots < 1 or context_tokens < 1:
-        raise CannotPlan("slots and context must be at least 1")
-    pool = max(0.0, budget.pool_bytes)
-    each = kv_bytes_per_token * context_tokens
-    per_slot = floor(pool / slots / kv_bytes_per_token)
-    return Fit(
-        slots=slots,
-        context_tokens=context_tokens,
-        kv_bytes=slots * each,
-        fits=slots * each <= pool,
-        slots_max=floor(pool / each),
-        context_tokens_max=per_slot // block * block,
-    )
-
-
-def divided_context_tokens(context_total_tokens: int, slots: int) -> int:
-    """Context of each slot where an engine divides one total context among its slots."""
-    return context_total_tokens // slots
 
 
 def kv_bytes(shape: ModelShape, kv_format: str, lengths: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from math import ceil, isfinite
 from sluice.planner.estimate import Load, ReplicaEstimate, Targets, estimate
 from sluice.planner.formats import PRECISIONS, Precision, precision_named
 from sluice.planner.hardware import Accelerator
-from sluice.planner.names import CannotPlan, chosen
+from sluice.planner.names import CannotPlan, Indivisible, NoFleet, chosen
 from sluice.planner.predict import StepModel, own_fit
 from sluice.planner.shapes import ModelShape
 from sluice.planner.work import Deployment, Layout, checked_layout
@@ -96,14 +96,24 @@ class Plan:
 
     @property
     def planned_share(self) -> float:
-        """Share of the SLO rate in use at the rate that was asked for: both margins together."""
-        return self.question.utilisation / (1.0 + self.question.headroom)
+        """Share of the fleet's SLO rate in use at the rate that was asked for.
+
+        Both margins, whole replicas and those that may fail together make it.
+        """
+        return self.question.rate_rps / (self.replicas * self.replica.slo_rps.estimate)
+
+    @property
+    def share_without_spare(self) -> float:
+        """As ``planned_share``, with all replicas failed that may fail."""
+        left = self.replicas - self.question.spare
+        return self.question.rate_rps / (left * self.replica.slo_rps.estimate)
 
 
 def plan(question: Question) -> Plan:
     """The fleet for a question.
 
-    Raises ``CannotPlan`` with the reason and the nearest possible for impossible demands.
+    Raises ``NoFleet`` with the reason and the nearest possible for impossible demands, and
+    ``CannotPlan`` for a question that is wrong by itself.
     """
     _check(question)
     tried = (question.tensor,) if question.tensor is not None else TENSOR_TRIED
@@ -113,8 +123,10 @@ def plan(question: Question) -> Plan:
         try:
             found = _plan_of(question, tensor)
         except CannotPlan as error:
-            # The last one is the largest replica: the nearest to what was asked.
-            refusal = error
+            # The last one is the largest replica: the nearest to what was asked. That a model
+            # cannot be divided so far says less than why it needs to be.
+            if refusal is None or not isinstance(error, Indivisible):
+                refusal = error
             continue
         if best is None or found.devices < best.devices:
             best = found
@@ -179,6 +191,7 @@ def _plan_of(question: Question, tensor: int) -> Plan:
     if published_in_fp4(question.shape):
         name = "fp4"
     precision = precision_for(question.shape, name, question.kv_format)
+    _check_unit(question.accelerator, precision)
     deployment = Deployment(
         question.shape,
         question.accelerator,
@@ -191,7 +204,7 @@ def _plan_of(question: Question, tensor: int) -> Plan:
     found = estimate(model, question.load, question.targets, saturated=saturated)
     planned = question.rate_rps * (1.0 + question.headroom) / question.utilisation
     if found.slo_rps.estimate <= 0.0:
-        raise CannotPlan(
+        raise NoFleet(
             f"no rate meets the targets on {layout.devices} x {question.accelerator.name}: at one "
             f"request the percentile is already above them; relax {found.binding} or use more "
             f"tensor parallelism"
@@ -203,7 +216,7 @@ def _plan_of(question: Question, tensor: int) -> Plan:
 
     replicas = replicas_at(found.slo_rps.estimate)
     if replicas is None:
-        raise CannotPlan(
+        raise NoFleet(
             f"more than {REPLICAS_MAX:,} replicas would be needed: one serves "
             f"{found.slo_rps.estimate:.3g} req/s within the targets"
         )
@@ -215,7 +228,7 @@ def _plan_of(question: Question, tensor: int) -> Plan:
         replicas=replicas,
         replicas_low=least,
         replicas_high=replicas_at(found.slo_rps.low),
-        notes=(*notes, *_warnings(found, question)),
+        notes=(*notes, *_warnings(found, question, precision)),
     )
 
 
@@ -240,7 +253,9 @@ def step_models(
     return model, None, ()
 
 
-def _warnings(found: ReplicaEstimate, question: Question) -> Iterator[str]:
+def _warnings(found: ReplicaEstimate, question: Question, precision: Precision) -> Iterator[str]:
+    if precision.activations == "fp8" and question.accelerator.fp8_tflops is None:
+        yield f"{question.accelerator.name} has no FP8 units: the weights are multiplied in 16 bits"
     if found.sequences_max < SEQUENCES_FEW:
         yield (
             f"only {found.sequences_max} requests fit the KV pool at once: the rate is starved of "
@@ -272,6 +287,16 @@ def precision_for(shape: ModelShape, name: str, kv_format: str | None = None) ->
     return precision_named(name, kv_format)
 
 
+def _check_unit(accelerator: Accelerator, precision: Precision) -> None:
+    """Refuse values of four bits where nothing multiplies them."""
+    if precision.activations == "fp4" and accelerator.fp4_tflops is None:
+        wider = "int4 or bf16" if accelerator.fp8_tflops is None else "fp8 or int4"
+        raise NoFleet(
+            f"{accelerator.name} has no FP4 units (architecture {accelerator.architecture}): ask "
+            f"for {wider}, or for a GPU that has them"
+        )
+
+
 def _check(question: Question) -> None:
     """Refuse what is not a positive, possible number."""
     lengths, targets = question.load.lengths, question.targets
@@ -299,7 +324,7 @@ def _check(question: Question) -> None:
     chosen("engine", question.engine_name, ENGINES)
     longest = question.shape.context_tokens_max
     if longest is not None and lengths.prompt + lengths.output > longest:
-        raise CannotPlan(
+        raise NoFleet(
             f"input and output are {lengths.prompt + lengths.output:.0f} tokens together, and "
             f"{question.shape.name} takes {longest:,}; shorten them to that"
         )

@@ -134,22 +134,9 @@ class ModelShape:
         dense = self.attention_params + self.feed_forward_params
         return dense + self.head_params + embeddings + self.expert_params
 
-    @property
-    def active_params(self) -> int:
-        """Weights that one token is multiplied with."""
-        dense = self.attention_params + self.feed_forward_params + self.head_params
-        if self.experts is None:
-            return dense
-        return dense + self.expert_params * self.experts.per_token // self.experts.count
-
     def kv_values(self, tokens: float, tensor_parallel: int = 1) -> float:
         """Values that one device keeps for a sequence of ``tokens``."""
         return fsum(_kv_values(each, tokens, tensor_parallel) for each in self.attention)
-
-    def kv_values_per_token(self, tensor_parallel: int = 1) -> float:
-        """Values that one more token adds on one device while no window is full."""
-        state = self.kv_values(0.0, tensor_parallel)
-        return self.kv_values(1.0, tensor_parallel) - state
 
     def prefill_attention_flops(self, past: float, tokens: float) -> float:
         """Operations of the attention scores and sums of a chunk behind ``past`` tokens."""

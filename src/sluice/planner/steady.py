@@ -42,11 +42,6 @@ class Steady(NamedTuple):
         mixed = coefficients.step_duration_s(self.mixed)
         return decode + self.mixed_share * (mixed - decode)
 
-    def prefill_share(self, coefficients: Coefficients) -> float:
-        """Share of the time that prefill adds."""
-        decode = coefficients.step_duration_s(self.decode)
-        return 1.0 - decode / self.step_s(coefficients)
-
 
 def steady_state(
     deployment: Deployment, lengths: Lengths, concurrency: float, *, others: float = 1.0

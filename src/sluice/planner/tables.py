@@ -74,6 +74,11 @@ def with_user_table(tables: Tables, path: Path) -> Tables:
         raise CannotPlan(f"the table {path} is not TOML: {error}") from None
     for key in added:
         chosen(f"section of {path}", key, ("models", "hardware"))
+        section = added[key]
+        if not isinstance(section, dict) or not all(
+            isinstance(entry, dict) for entry in section.values()
+        ):
+            raise CannotPlan(f"{key} in {path} is not made of tables [{key}.NAME]")
     models, hardware = added.get("models", {}), added.get("hardware", {})
     return Tables({**tables.models, **models}, {**tables.hardware, **hardware})
 

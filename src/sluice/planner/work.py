@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sluice.planner.formats import BYTES_PER_VALUE, Precision
 from sluice.planner.hardware import Accelerator
-from sluice.planner.names import CannotPlan
+from sluice.planner.names import CannotPlan, Indivisible
 from sluice.planner.shapes import ModelShape
 
 
@@ -119,7 +119,7 @@ def checked_layout(shape: ModelShape, layout: Layout) -> Layout:
             raise CannotPlan(f"{name} parallelism must be 1 to 1024, not {count}")
     if shape.hidden % layout.tensor:
         near = max(d for d in range(1, layout.tensor) if shape.hidden % d == 0)
-        raise CannotPlan(
+        raise Indivisible(
             f"{shape.name} cannot be divided by {layout.tensor}: its hidden size is "
             f"{shape.hidden}; the nearest below is {near}"
         )

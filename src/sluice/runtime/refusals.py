@@ -8,6 +8,9 @@ from sluice.core.errors import ContextExceeded, InvalidRequest, Overloaded, Requ
 from sluice.core.events import Reject
 from sluice.core.request import Request
 
+# Beyond milliseconds: nanoseconds are what is compared.
+_DIGITS_MAX = 9
+
 
 def refusal_error(reject: Reject, request: Request, model: str) -> RequestError | Overloaded:
     """The error that a refusal becomes towards the client, in words it can act on."""
@@ -43,6 +46,16 @@ def overload_error(reject: Reject, choices: int, model: str) -> Overloaded:
     )
     error.should_retry = reject.should_retry
     return error
+
+
+def too_many_prompts(prompts: int, limit: str) -> InvalidRequest:
+    """The error of a request whose prompts, each a request of its own, never fit in at once."""
+    return InvalidRequest(
+        f"{prompts} prompts are {prompts} requests that are served together; {limit}. Send fewer "
+        "prompts in one request.",
+        param="prompt",
+        code="too_many_prompts",
+    )
 
 
 def _overload_message(reject: Reject, choices: int, model: str) -> str:
@@ -82,8 +95,8 @@ def _queue(reject: Reject, choices: int, model: str) -> str | None:
             )
         case "gives_way":
             return (
-                f"The request gives way to another one of {model}, which would be late by "
-                f"{reject.measured:.1f} s beside it."
+                f"The request gives way to another one of {model}, which beside it would be late, "
+                f"or without room, by {_seconds(reject.measured)}."
             )
         case "queue_tokens":
             return (
@@ -101,7 +114,7 @@ def _queue(reject: Reject, choices: int, model: str) -> str | None:
 
 def _late(reject: Reject, model: str) -> str | None:
     """Refusals of what would not be in time."""
-    measured, threshold = _seconds(reject.measured), _seconds(reject.threshold)
+    measured, threshold = _told_apart(reject.measured, reject.threshold)
     match reject.reason:
         case "predicted_late":
             return (
@@ -152,14 +165,30 @@ def _tenant(reject: Reject) -> str | None:
 def _again(reject: Reject) -> str:
     """Whether and when to come back."""
     if reject.retry_after_s is None:
-        return "Sending it again unchanged cannot help."
+        match reject.reason:
+            case "tokens_per_minute" | "deadline_past":
+                return "Sending it again unchanged cannot help."
+            case "predicted_late" | "deadline_infeasible":
+                return "It would be late with nothing else to serve, too."
+            case _:
+                return "When to come back cannot be told."
     if not reject.should_retry:
         return "There is no room for longer than a client should wait."
     return "Retry after the given time."
 
 
-def _seconds(measured_s: float) -> str:
-    """A time in words, with as many digits as say something."""
-    if abs(measured_s) < 1:
-        return f"{measured_s * 1e3:.0f} ms"
-    return f"{measured_s:.1f} s"
+def _told_apart(measured_s: float, threshold_s: float) -> tuple[str, str]:
+    """Two times that were compared, with so many digits that they differ in words."""
+    told = _seconds(measured_s, 0), _seconds(threshold_s, 0)
+    for more in range(1, _DIGITS_MAX):
+        if told[0] != told[1] or measured_s == threshold_s:
+            break
+        told = _seconds(measured_s, more), _seconds(threshold_s, more)
+    return told
+
+
+def _seconds(measured_s: float, more: int = 0) -> str:
+    """A time in words, with as many digits as say something, and some more."""
+    if abs(round(measured_s, 3 + more)) < 1:
+        return f"{measured_s * 1e3:.{more}f} ms"
+    return f"{measured_s:.{1 + more}f} s"

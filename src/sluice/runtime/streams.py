@@ -22,7 +22,7 @@ class PieceStream:
     """One call's answer. Iterating gives its pieces, the last of them ``Finished``.
 
     One reader, in the event loop that puts. ``on_cancel`` is called once, by the first ``cancel``
-    before the end.
+    before the end; ``withdrawn`` says then that it was none of the client's doing.
     """
 
     def __init__(self, model: str, slo_class: str, on_cancel: Callable[[], None]) -> None:
@@ -34,6 +34,7 @@ class PieceStream:
         self._waiting: asyncio.Future[None] | None = None
         self._refusal: Exception | None = None
         self._over = False
+        self.withdrawn = False
 
     @property
     def model(self) -> str:
@@ -105,6 +106,11 @@ class PieceStream:
             self._pending.clear()
             self._wake()
             self._on_cancel()
+
+    def withdraw(self) -> None:
+        """Cancel a call that is refused after all, with others that it belongs to."""
+        self.withdrawn = True
+        self.cancel()
 
     def __aiter__(self) -> AsyncIterator[Piece]:
         """Iterate over the pieces; one reader only."""

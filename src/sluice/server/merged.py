@@ -1,8 +1,8 @@
 """The generation of an exchange: the calls of one request, taken from the gateway as one.
 
 Of several calls (the prompts of one completion request) all are admitted or none: a refusal of one
-cancels the others. Their pieces are interleaved as they come, with choices renumbered; one that
-fails ends the whole, because its answer would not be whole.
+withdraws the others, at no charge. Their pieces are interleaved as they come, with choices
+renumbered; one that fails ends the whole, because its answer would not be whole.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import assert_never
 
-from sluice.core.errors import InternalError
+from sluice.core.errors import InternalError, Overloaded, RequestError
 from sluice.core.request import COMPLETE, EndReason, Usage
 from sluice.runtime.generation import Call, ChoiceEnded, Delta, Finished, Piece, Terms
 from sluice.server.exchange import Exchange
@@ -27,10 +27,12 @@ async def generating(
     Raises what the gateway raises for the first refusal.
     """
     async with exchange.attended():
+        if len(calls) > 1:
+            gateway.check_together(calls)
         exchange.handed_over = True
         generation = await _generate(gateway, calls)
         try:
-            await generation.settled()
+            await _settled(generation)
             yield generation
         finally:
             generation.cancel()
@@ -42,11 +44,24 @@ async def _generate(gateway: Gateway, calls: Sequence[Call]) -> Generation:
     with ExitStack() as undo:
         parts: list[Generation] = []
         for call in calls:
-            part = await gateway.generate(call)
+            try:
+                part = await gateway.generate(call)
+            except (Overloaded, RequestError):
+                for earlier in parts:
+                    earlier.withdraw()
+                raise
             undo.callback(part.cancel)
             parts.append(part)
         undo.pop_all()
     return Merged(parts, calls[0].choices)
+
+
+async def _settled(generation: Generation) -> None:
+    try:
+        await generation.settled()
+    except (Overloaded, RequestError):
+        generation.withdraw()
+        raise
 
 
 class Merged:
@@ -93,6 +108,11 @@ class Merged:
             task.cancel()
         for part in self._parts:
             part.cancel()
+
+    def withdraw(self) -> None:
+        """Withdraw every call."""
+        for part in self._parts:
+            part.withdraw()
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         loop = asyncio.get_running_loop()

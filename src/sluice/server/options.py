@@ -193,7 +193,7 @@ def _may_degrade(exchange: Exchange) -> bool:
     """Whether the client takes a shorter answer or one of a smaller model under overload."""
     asked = exchange.header(b"x-sluice-degrade")
     if asked not in {None, "never"}:
-        message = "x-sluice-degrade must be never; leave it out to allow what the class allows."
+        message = 'x-sluice-degrade must be "never"; leave it out to allow what the class allows.'
         raise InvalidRequest(message, param="x-sluice-degrade")
     return asked is None
 

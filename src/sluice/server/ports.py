@@ -38,9 +38,20 @@ class Generation(Protocol):
         """The client left: free everything the call holds. Safe at any time and more than once."""
         ...
 
+    def withdraw(self) -> None:
+        """Cancel a call because another one of its request is refused: it is charged nothing."""
+        ...
+
 
 class Gateway(Protocol):
     """Serves calls."""
+
+    def check_together(self, calls: Sequence[Call]) -> None:
+        """Check that all calls of one request can ever be served at once.
+
+        Raises ``InvalidRequest`` where they cannot, whatever else is being served.
+        """
+        ...
 
     async def generate(self, call: Call) -> Generation:
         """Admit a call.

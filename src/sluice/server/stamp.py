@@ -76,7 +76,7 @@ class Stamp:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
-        if kind.startswith("chat."):  # others have no such field, or have it among their settings
+        if kind != "response":  # which has it among its settings
             fields["service_tier"] = self.service_tier
         return fields
 

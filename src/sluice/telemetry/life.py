@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from sluice.core.admission import REASONS
 from sluice.core.request import Phase
 from sluice.telemetry.journal import Entry, JournalReader
 from sluice.telemetry.records import (
@@ -36,8 +37,8 @@ class Decision:
 
     A dispatch has ``replica``, ``attempt`` and ``scores``, and where the request had to wait what
     was predicted for that and how long it was; a refusal ``status``, ``reason``, ``measured``,
-    ``threshold`` and ``retry_after_s``; a degradation its ``rung`` with ``output_tokens_max``, or
-    with the ``model`` that answers and the two numbers compared.
+    ``threshold``, their ``unit`` and ``retry_after_s``; a degradation its ``rung`` with
+    ``output_tokens_max``, or with the ``model`` it is given to and the two numbers compared.
     """
 
     at_ns: int
@@ -54,6 +55,7 @@ class Decision:
     rung: str = ""
     output_tokens_max: int | None = None
     model: str = ""
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ class Life:
     ending: Ending | None = None
     earlier: int = 0
     early: bool = False
+    overload: tuple[str, ...] = ()
 
 
 def find_life(reader: JournalReader, name: str) -> Life | None:
@@ -202,6 +205,7 @@ def _begin(entry: Entry, arrived: RequestArrived, earlier: int) -> Life:
         slo_class=arrived.slo_class,
         read_ns=read_ns,
         earlier=earlier,
+        overload=arrived.overload,
     )
 
 
@@ -257,6 +261,7 @@ def _add(life: Life, entry: Entry, arrived_ns: int) -> None:
                 measured=record.measured,
                 threshold=record.threshold,
                 retry_after_s=record.retry_after_s,
+                unit=REASONS.get(record.reason, ""),
             )
             life.decisions.append(made)
         case FirstToken(id=life.id):

@@ -113,13 +113,17 @@ METRICS: tuple[Metric, ...] = (
     _histogram("sluice_prefill_seconds", "Time a request spent in prefill."),
     _histogram("sluice_decode_seconds", "Time a request spent in decode."),
     _histogram("sluice_step_seconds", "Wall time of a step, sampled by load reports.", TOKEN_S),
-    _counter("sluice_requests_total", _MODEL, "Requests that arrived for a model."),
+    _counter(
+        "sluice_requests_total",
+        _MODEL,
+        "Requests that arrived for a model; one that is handed to a smaller model, for both.",
+    ),
     _counter("sluice_requests_ended_total", ("model", "reason"), "Endings of accepted requests."),
     _counter("sluice_refusals_total", ("model", "reason"), "Requests refused, by reason."),
     _counter(
         "sluice_degradations_total",
         ("model", "rung"),
-        "Requests for a model that were degraded, by rung of their ladder.",
+        "Requests degraded, by model asked for and rung; smaller once the other one starts it.",
     ),
     _counter(
         "sluice_class_requests_total",

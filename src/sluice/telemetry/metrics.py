@@ -33,7 +33,7 @@ from sluice.telemetry.metric_table import NO_CLASS, VLLM_ALIASES, Metric, Outcom
 OTHER = "other"
 
 REFUSAL_REASONS = frozenset({
-    *REASONS, "invalid_request", "invalid_api_key",
+    *REASONS, "too_many_prompts", "invalid_request", "invalid_api_key",
     "permission_denied", "model_not_found", "not_found", "method_not_allowed", "body_too_large",
     "body_too_slow", "headers_too_large", "engine_error", "replica_lost", "model_not_loaded",
     "internal_error",

@@ -26,8 +26,9 @@ class Record(msgspec.Struct, frozen=True, tag=True, tag_field="kind", omit_defau
 class RequestArrived(Record, frozen=True):
     """A request was read, checked and tokenised. ``arrived_ns`` is when its first byte came.
 
-    ``client_id`` is the id that the client gave it, where it did and it is not ``id``. One that was
-    refused before the work of tokenising has 0 ``prompt_tokens``.
+    ``client_id`` is the id that the client gave it, where it did and it is not ``id``. ``overload``
+    is the ladder of its class, as far as the client allows it. One that was refused before the work
+    of tokenising has 0 ``prompt_tokens``.
     """
 
     id: str
@@ -41,6 +42,7 @@ class RequestArrived(Record, frozen=True):
     slo_class: str = ""
     deadline_ns: int | None = None
     client_id: str = ""
+    overload: tuple[str, ...] = ()
 
 
 class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

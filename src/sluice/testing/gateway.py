@@ -115,6 +115,9 @@ class FakeGateway:
         self._models = tuple(ModelCard(name, 1_700_000_000, 2048) for name in models)
         self._sleep = sleep
 
+    def check_together(self, calls: Sequence[Call]) -> None:
+        """Take any calls."""
+
     async def generate(self, call: Call) -> "FakeGeneration":
         """Admit a call by its script."""
         self.recorded.calls.append(call)
@@ -198,3 +201,7 @@ class FakeGeneration:
         if not self._over:
             self._over = True
             self._recorded.cancelled.append(self._call.id)
+
+    def withdraw(self) -> None:
+        """As ``cancel``."""
+        self.cancel()
