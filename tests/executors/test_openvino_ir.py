@@ -40,7 +40,7 @@ def test_converted_weights_are_those_of_the_file_but_for_the_size_of_columns(
 def difference(known: np.ndarray, matrix: np.ndarray) -> float:
     """Root mean square of what differs, however the columns were scaled, relative to all."""
     factors = (known * matrix).sum(axis=0) / (matrix**2).sum(axis=0)
-    return np.sqrt(((known - matrix * factors) ** 2).mean() / (known**2).mean())
+    return float(np.sqrt(((known - matrix * factors) ** 2).mean() / (known**2).mean()))
 
 
 def test_q4_1_and_q8_0_blocks_decode_to_the_values_of_the_format(tmp_path):

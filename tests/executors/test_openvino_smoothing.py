@@ -1,5 +1,7 @@
 """Channels evened out and products joined, on a graph of a few nodes."""
 
+from typing import Any
+
 import numpy as np
 import openvino as ov
 import pytest
@@ -18,7 +20,7 @@ VOCAB, WIDTH, LOUD = 40, 384, 7
 TOKENS = np.arange(VOCAB)[None]
 
 
-def small_model(*, other_reader: bool = False, gate: bool = False) -> tuple[ov.Model, list]:
+def small_model(*, other_reader: bool = False, gate: bool = False) -> tuple[ov.Model, list[Any]]:
     """An embedding, a gain per channel of which one is loud, and three products that read it."""
     random = np.random.default_rng(0)
     ids = opset.parameter([1, -1], ov.Type.i64, name="input_ids")
@@ -39,28 +41,31 @@ def small_model(*, other_reader: bool = False, gate: bool = False) -> tuple[ov.M
     return ov.Model([opset.result(total)], [ids]), matrices
 
 
-def products_of(model: ov.Model) -> list:
+def products_of(model: ov.Model) -> list[Any]:
     return [node for node in model.get_ordered_ops() if packed_weight(node) is not None]
 
 
-def in_order(model: ov.Model, matrices: list) -> list:
+def in_order(model: ov.Model, matrices: list[Any]) -> list[Any]:
     """Matrices in the order of the model's nodes, found by their codes."""
-    codes = [np.array(packed_weight(p).codes.data) for p in products_of(model)]
+    weights = [packed_weight(product) for product in products_of(model)]
+    codes = [np.array(weight.codes.data) for weight in weights if weight is not None]
     packed = [np.array(packed_weight_of(m)) for m in matrices]
     return [matrices[next(n for n, q in enumerate(packed) if (q == c).all())] for c in codes]
 
 
 def packed_weight_of(matrix: np.ndarray) -> np.ndarray:
     scales = (np.abs(matrix).max(axis=1, keepdims=True) / 127).astype(np.float16)
-    return np.clip(np.rint(matrix / scales.astype(np.float32)), -127, 127).astype(np.int8)
+    codes: np.ndarray = np.clip(np.rint(matrix / scales.astype(np.float32)), -127, 127)
+    return codes.astype(np.int8)
 
 
 def answers(model: ov.Model) -> np.ndarray:
     settings = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    return ov.Core().compile_model(model, "CPU", settings)(TOKENS)[0]
+    answer: np.ndarray = ov.Core().compile_model(model, "CPU", settings)(TOKENS)[0]
+    return answer
 
 
-def smoothed(model: ov.Model, matrices: list) -> list:
+def smoothed(model: ov.Model, matrices: list[Any]) -> list[Any]:
     products = products_of(model)
     changed = smooth(model, products, in_order(model, matrices))
     for product, matrix in zip(products, changed, strict=True):

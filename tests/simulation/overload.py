@@ -59,10 +59,13 @@ class Call:
 
     @property
     def ttft_ns(self):
+        assert self.first_ns is not None
         return self.first_ns - self.arrived_ns
 
     @property
     def tpot_ns(self):
+        assert self.first_ns is not None
+        assert self.ended_ns is not None
         return (self.ended_ns - self.first_ns) / max(1, self.tokens - 1)
 
     @property
@@ -115,9 +118,8 @@ class Overload:
             self.coefficients,
             output_tokens=lambda sequence: self.of_request[sequence.request_id].length,
         )
-        executor = Stalling(executor, self)
         self.replicas[replica_id] = Replica(limits, LinearCostModel(self.coefficients))
-        return self.replicas[replica_id], executor
+        return self.replicas[replica_id], Stalling(executor, self)
 
     # ---------------------------------------------------------------------------------- clients
 

@@ -145,7 +145,12 @@ def test_all_clients_leave_at_once_and_the_next_one_is_served_at_once():
 def test_replicas_that_report_no_more_are_served_on_own_counts():
     run = Overload(1)
     report = run.core._reported
-    run.core._reported = lambda event, now_ns: report(event, now_ns) if now_ns < 20 * S else None
+
+    def until_then(event, now_ns):
+        if now_ns < 20 * S:
+            report(event, now_ns)
+
+    vars(run.core)["_reported"] = until_then
     run.poisson(1.5 * CAPACITY, 1, 60)
     run.run()
     later = [call for call in run.served() if call.request.arrived_ns > 25 * S]
@@ -157,11 +162,12 @@ def test_replicas_that_report_no_more_are_served_on_own_counts():
 def test_a_clock_that_jumps_ends_waits_but_keeps_the_fleet_serving(jump_s):
     run = Overload(1)
     handle = run.core.handle
-    run.core.handle = lambda event, now_ns: [
-        effect
-        for effect in handle(event, now_ns + jump_s * S * (now_ns > 20 * S) + 7200 * S)
-        if not hasattr(effect, "at_ns")
-    ]
+
+    def jumping(event, now_ns):
+        seen_ns = now_ns + jump_s * S * (now_ns > 20 * S) + 7200 * S
+        return [effect for effect in handle(event, seen_ns) if not hasattr(effect, "at_ns")]
+
+    vars(run.core)["handle"] = jumping
     run.poisson(1.2 * CAPACITY, 1, 60, ttft_due_ns=None)
     run.run()
     later = [call for call in run.served() if call.request.arrived_ns > 30 * S]
