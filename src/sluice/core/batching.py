@@ -101,8 +101,11 @@ class Batching:
         self._blocked = (version, steps - len(stretch.durations_ns))
         return Batch(batch.decodes, [], load)
 
-    def report(self, step_ns: int) -> Report:
-        """The load at this moment; ``step_ns`` is how long steps take of late."""
+    def report(self, step_ns: int, *, new: bool = False) -> Report:
+        """The load at this moment; ``step_ns`` is how long steps take of late.
+
+        With a ``new`` request, whose step waits for this, seats are those of the report before.
+        """
         roster, ledger = self.roster, self.roster.ledger
         waiting = blocked = len(roster.waiting)
         if len(roster.residents) < roster.limits.sequences_max:
@@ -119,7 +122,7 @@ class Batching:
             prefill_tokens_per_s=roster.cost.prefill_tokens_per_s,
             step_ns=step_ns,
             blocked=blocked,
-            seats=self._seats.count(),
+            seats=self._seats.known if new else self._seats.count(),
         )
 
     # ------------------------------------------------------------------------------ decode blocks

@@ -87,7 +87,7 @@ class Replica:
             batch = self._batching.plan(now_ns)
             if batch is not None:
                 effects.append(self._run(batch))
-        effects.append(self._batching.report(self._step_ns))
+        effects.append(self._batching.report(self._step_ns, new=isinstance(event, Submitted)))
         drain_ns = self._drain_ns if self._generations else None
         effects += self._expiries.wish(now_ns, drain_ns, self._batching.wake_ns())
         if self._drain_ns is not None and not self._generations and not self._drained:

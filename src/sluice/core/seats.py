@@ -18,20 +18,22 @@ FURTHER_MAX = 4  # further sequences that the KV pool is tried for: the count is
 class Seats:
     """Counts the seats of one replica; the count holds until somebody comes or goes.
 
+    ``known`` is the last count.
+
     So steps that are taken in one stretch leave the same count as one by one.
     """
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._version = -1
-        self._count = roster.limits.sequences_max
+        self.known = roster.limits.sequences_max
 
     def count(self) -> int:
         """The residents, and further sequences like them that they leave time and blocks for."""
         if self._version != self._roster.version:
             self._version = self._roster.version
-            self._count = self._counted()
-        return self._count
+            self.known = self._counted()
+        return self.known
 
     def _counted(self) -> int:
         roster = self._roster
