@@ -1,9 +1,8 @@
 """The live driver of one replica: a plain loop on one thread, in a process of its own.
 
 It turns messages and finished steps into events, hands them to ``Replica.handle`` and performs the
-effects: steps on the executor, text and endings on the channel. It decides nothing about order,
-memory or endings; what tokens mean as text is in ``sequence_texts``. Between two steps everything
-that has arrived is handed over first, so that the next plan knows it.
+effects: steps on the executor, text and endings on the channel. It decides nothing; the text of
+tokens is ``sequence_texts``'s. What has arrived is handed over before the next plan is made.
 """
 
 import logging
@@ -97,6 +96,7 @@ class ReplicaDriver:
         self._choices: dict[str, int] = {}
         self._outgoing: list[FromReplica] = []
         self._report: Report | None = None
+        self._unrecorded: list[tuple[ReplicaEvent, int, Sequence[ReplicaEffect]]] = []
 
     def run(self) -> None:
         """Serve until drained. Raises what the channel raises when the gateway is gone."""
@@ -108,6 +108,8 @@ class ReplicaDriver:
                 self._wake_at_ns = None
                 self._handle(Woken())
             self._flush()
+            while self._unrecorded:  # nobody waits for the record
+                self._record(*self._unrecorded.pop(0))
 
     def _wait_s(self) -> float:
         if self._plan is not None:
@@ -163,7 +165,7 @@ class ReplicaDriver:
     def _handle(self, event: ReplicaEvent) -> None:
         now_ns = self._clock()
         effects = self._replica.handle(event, now_ns)
-        self._record(event, now_ns, effects)
+        self._unrecorded.append((event, now_ns, effects))
         for effect in effects:
             self._perform(effect)
 
