@@ -12,7 +12,6 @@ from typing import NamedTuple
 KEPT = 512
 HISTORY_MIN = 50  # fewer observations say too little about a tail
 TAIL_MIN = 5
-STALE_DIVISOR = 64  # the estimate is made anew when so large a part of the lengths is new
 CLASSES_MAX = 16  # SLO classes with a history of their own; further ones share the common one
 ROUNDING = 1e-9  # far more than what hundreds of factors lose, far less than one observation
 QUANTILE_MIN = 0.9
@@ -86,44 +85,37 @@ class _History:
     def __init__(self) -> None:
         self._window: deque[tuple[int, bool]] = deque(maxlen=KEPT)
         self._sorted: list[tuple[int, bool]] = []
-        # The sorted lengths as they were when last estimated, and the share of sequences beyond
-        # each of them, negative: so it can be searched.
-        self._known: list[tuple[int, bool]] = []
+        # Share of sequences beyond each of the sorted lengths, negative: so it can be searched.
         self._outlived: list[float] = []
-        self._unknown = 0  # lengths that came since
 
     def observe(self, tokens: int, *, cut: bool) -> None:
         if len(self._window) == KEPT:
             del self._sorted[bisect_left(self._sorted, self._window[0])]
         self._window.append((tokens, cut))
         insort(self._sorted, (tokens, cut))
-        self._unknown += 1
+        self._outlived = []
 
     def length(self, produced: int, share: float) -> int | None:
         """Length that this share of the sequences longer than ``produced`` do not exceed.
 
         ``None`` where too few are known to say.
         """
-        if len(self._sorted) < HISTORY_MIN:
+        count = len(self._sorted)
+        first = bisect_right(self._sorted, (produced, True))
+        if count < HISTORY_MIN or count - first < TAIL_MIN:
             return None
-        if self._unknown * STALE_DIVISOR > len(self._known):
-            self._estimate()
-        known, outlived = self._known, self._outlived
-        first = bisect_right(known, (produced, True))
-        if len(known) - first < TAIL_MIN:
-            return None
+        outlived = self._outlived or self._estimate()
         longer = outlived[first - 1] if first else -1.0
         place = bisect_left(outlived, (1.0 - share) * longer - ROUNDING, lo=first)
-        return known[place][0] if place < len(known) else None
+        return self._sorted[place][0] if place < count else None
 
-    def _estimate(self) -> None:
-        self._known, self._unknown = [*self._sorted], 0
-        left, count = 1.0, len(self._known)
-        self._outlived = []
-        for place, (_, cut) in enumerate(self._known):
+    def _estimate(self) -> list[float]:
+        left, count = 1.0, len(self._sorted)
+        for place, (_, cut) in enumerate(self._sorted):
             if not cut:
                 left *= (count - place - 1) / (count - place)
             self._outlived.append(-left)
+        return self._outlived
 
 
 class Holding(NamedTuple):
