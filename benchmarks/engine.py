@@ -15,16 +15,18 @@ the machine hardly moves.
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.children import Child, started
 
 VOCAB_FROM, VOCAB_TO = 300, 40_000  # ids of ordinary tokens of the default model
 CONCURRENCIES = (1, 8, 16, 32)
@@ -211,40 +213,6 @@ def child_main(options: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------------------------- parent
 
 
-class Child:
-    """The parent's end of one engine's process."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def run(self, cell: Mapping[str, int]) -> dict[str, float]:
-        """Run one cell and return the engine's facts about it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(cell) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith("@"):
-                facts: dict[str, float] = json.loads(line[1:])
-                return facts
-        raise SystemExit("an engine's process ended early")
-
-
-@contextmanager
-def started(name: str, arguments: Sequence[str]) -> Iterator[Child]:
-    """Start an engine's process and end it with the block."""
-    command = [sys.executable, __file__, *arguments, "--child", name]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    )
-    try:
-        yield Child(process)
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait(timeout=60)
-
-
 def measure(
     children: Mapping[str, Child], cell: dict[str, int], repeats: int
 ) -> dict[str, list[dict[str, float]]]:
@@ -254,7 +222,7 @@ def measure(
         # Whoever goes first in one round goes last in the next.
         order = list(children) if number % 2 else list(children)[::-1]
         for name in order:
-            facts = children[name].run({**cell, "seed": number})
+            facts = children[name].ask({**cell, "seed": number})
             if number:
                 runs[name].append(facts)
     return runs
@@ -363,7 +331,10 @@ def main(arguments: Sequence[str]) -> None:
     stream = sys.stderr if options.json else sys.stdout
     with ExitStack() as stack:
         passed = [*arguments, "--folder", str(folder)]
-        children = {name: stack.enter_context(started(name, passed)) for name in ENGINES}
+        children = {
+            name: stack.enter_context(started(__file__, [*passed, "--child", name]))
+            for name in ENGINES
+        }
         print_row(None, stream)
         for prompt_tokens in options.prompts or ((100,) if options.quick else (100, 1000)):
             for concurrency in options.concurrency:

@@ -15,18 +15,20 @@ does it.
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.children import Child, started
 
 REPOSITORY = Path(__file__).parent.parent
 TEXTS = (REPOSITORY / "tests" / "executors" / "prose.txt", REPOSITORY / "LICENSE")
@@ -240,37 +242,9 @@ def convert_all(gguf: Path, folder: Path) -> None:
     ov.save_model(model, folder / "file" / "openvino_model.xml", compress_to_fp16=False)
 
 
-class Child:
-    """The parent's end of one variant's process."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def ask(self, cell: tuple[int, int, int] | None) -> Any:
-        """Have one cell timed, or the text's log-probabilities computed."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(cell) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith("@"):
-                return json.loads(line[1:])
-        raise SystemExit("a variant's process ended early")
-
-
-@contextmanager
-def started(part: str, place: int, folder: Path) -> Iterator[Child]:
-    """Start a variant's process and end it with the block."""
-    command = [sys.executable, __file__, "--child", part, str(place), str(folder)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    )
-    try:
-        yield Child(process)
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait(timeout=60)
+def child_of(part: str, place: int, folder: Path) -> AbstractContextManager[Child]:
+    """A variant's process."""
+    return started(__file__, ["--child", part, str(place), str(folder)])
 
 
 def progress(text: str) -> None:
@@ -283,7 +257,7 @@ def measure_perplexity(folder: Path) -> list[dict[str, Any]]:
     found: dict[str, Any] = {}
     for place, variant in enumerate(QUALITY):
         progress(f"perplexity: {variant.title}")
-        with started("perplexity", place, folder) as child:
+        with child_of("perplexity", place, folder) as child:
             found[variant.title] = np.array(child.ask(None))
     exact = {"file": QUALITY[0], "genai": QUALITY[1], "ours": QUALITY[3]}
     rows = []
@@ -313,7 +287,7 @@ def measure_speed(
         children = []
         for place, variant in enumerate(variants):
             progress(f"{part}: loading {variant.title}")
-            children.append(stack.enter_context(started(part, place, folder)))
+            children.append(stack.enter_context(child_of(part, place, folder)))
             children[-1].ask((1, 1, 0))
         for number in range(rounds):
             progress(f"{part}: round {number + 1} of {rounds}, load {os.getloadavg()[0]:.1f}")

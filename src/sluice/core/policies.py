@@ -160,17 +160,14 @@ class SloPolicy:
             sequence.late = sequence.late_after(now_ns + work_ns)
         roster.settle_shares()
         weight = _work_weight(zip(wanting, works_ns, strict=True), now_ns)
-        ahead = roster.shares.ahead
 
-        def place(pair: tuple[Sequence, int]) -> tuple[bool, int, bool, float, int]:
+        def place(pair: tuple[Sequence, int]) -> tuple[bool, tuple[int, bool], float, int]:
             sequence, work_ns = pair
-            request = sequence.generation.request
             due_ns = sequence.due_ns()
             if due_ns is None:
-                due_ns = request.arrived_ns + TTFT_NS_DEFAULT
+                due_ns = sequence.generation.request.arrived_ns + TTFT_NS_DEFAULT
             served_ns = due_ns + (WORK_WEIGHT_MIN if sequence.late else weight) * work_ns
-            over_share = ahead(request.tenant)
-            return (sequence.late, request.tier, over_share, served_ns, sequence.number)
+            return (sequence.late, roster.rank(sequence), served_ns, sequence.number)
 
         return [s for s, _ in sorted(zip(wanting, works_ns, strict=True), key=place)]
 
@@ -238,20 +235,15 @@ class SloPolicy:
         first = next((sequence for sequence in wanting if not sequence.late), None)
         if first is None:
             return []
-        best = _rank(first, roster)
+        best = roster.rank(first)
         later_ns = now_ns + 2 * roster.limits.step_ns_max
         return [
             sequence
             for sequence in others
             if sequence.rested < RESTS_MAX
-            and _rank(sequence, roster) > best
+            and roster.rank(sequence) > best
             and ((due_ns := sequence.due_ns()) is None or due_ns > later_ns)
         ]
-
-
-def _rank(sequence: Sequence, roster: Roster) -> tuple[int, bool]:
-    request = sequence.generation.request
-    return (request.tier, roster.shares.ahead(request.tenant))
 
 
 def _tokens_to_compute(sequence: Sequence, roster: Roster) -> int:

@@ -41,6 +41,16 @@ def holding(sequence: Sequence, roster: Roster) -> Holding:
     return Holding(cells, remaining, private, blocks, prefilling)
 
 
+def context_tokens(held: Holding) -> int:
+    """Tokens that a row attends to, in the middle of what its pace is predicted for."""
+    return held.cells + min(held.remaining, GROWTH_TOKENS_MAX) // 2
+
+
+def reserve_blocks(sequences: int, roster: Roster) -> int:
+    """Blocks kept against so many outputs that are longer than predicted."""
+    return max(int(roster.ledger.blocks_total * roster.limits.kv_headroom), sequences)
+
+
 def holdings(candidate: Sequence, roster: Roster) -> list[Holding]:
     """Those of the residents and, last, of the candidate."""
     return [holding(sequence, roster) for sequence in (*roster.residents, candidate)]
@@ -58,7 +68,7 @@ def fits_at_peak(
     size, shared = ledger.block_size, ledger.shared
     concerned = (*roster.residents, candidate)
     certain = all(h.remaining == s.remaining for h, s in zip(held, concerned, strict=True))
-    reserve = 0 if certain else max(int(ledger.blocks_total * limits.kv_headroom), len(held))
+    reserve = 0 if certain else reserve_blocks(len(held), roster)
     room = ledger.blocks_total - reserve
     if peak_blocks(held, shared, size) > room:
         return False
@@ -87,7 +97,7 @@ def keeps_pace(candidate: Sequence, held: Seq[Holding], roster: Roster, now_ns: 
     if tightest_ns is None:
         return True
     cost, rows = roster.cost, len(held)
-    contexts = [h.cells + min(h.remaining, GROWTH_TOKENS_MAX) // 2 for h in held]
+    contexts = [context_tokens(h) for h in held]
     share = 0.0 if _precedes_a_resident(candidate, roster) else roster.limits.prefill_share
     step_ns = cost.step_ns(Load(rows, rows, sum(contexts))) / (1.0 - share)
     if step_ns <= tightest_ns:
@@ -106,12 +116,10 @@ def keeps_pace(candidate: Sequence, held: Seq[Holding], roster: Roster, now_ns: 
 
 def _precedes_a_resident(candidate: Sequence, roster: Roster) -> bool:
     """Whether somebody of a lower tier, or further ahead of its share, got its place before it."""
-    ahead, request = roster.shares.ahead, candidate.generation.request
     if candidate.late:
         return False
-    own = (request.tier, ahead(request.tenant))
-    others = (sequence.generation.request for sequence in roster.residents)
-    return any((other.tier, ahead(other.tenant)) > own for other in others)
+    own = roster.rank(candidate)
+    return any(roster.rank(resident) > own for resident in roster.residents)
 
 
 def reservation(head: Sequence, roster: Roster) -> Reservation | None:

@@ -128,6 +128,11 @@ class Roster:
         self.ledger.release(sequence.table)
         self.version += 1
 
+    def rank(self, sequence: Sequence) -> tuple[int, bool]:
+        """Its class, smaller goes first: tier, and whether its tenant is ahead of its share."""
+        request = sequence.generation.request
+        return (request.tier, self.shares.ahead(request.tenant))
+
     def recovering(self, tier: int) -> bool:
         """Whether sequences of this tier stay out after a preemption, until enough is free again.
 

@@ -9,7 +9,7 @@ from bisect import bisect_right
 
 from sluice.core.costmodel import Load
 from sluice.core.lengths import Holding, peak_blocks
-from sluice.core.residency import GROWTH_TOKENS_MAX, holding
+from sluice.core.residency import context_tokens, holding, reserve_blocks
 from sluice.core.roster import Roster
 
 FURTHER_MAX = 4  # further sequences that the KV pool is tried for: the count is soon taken again
@@ -49,7 +49,7 @@ class Seats:
         targets = [s.generation.request.tpot_ns for s in (*roster.residents, *roster.waiting)]
         if not any(targets):
             return limits.sequences_max
-        context = sum(h.cells + min(h.remaining, GROWTH_TOKENS_MAX) // 2 for h in held) // len(held)
+        context = sum(map(context_tokens, held)) // len(held)
 
         def step_ns(rows: int) -> int:
             return cost.step_ns(Load(rows, rows, rows * context))
@@ -68,19 +68,15 @@ class Seats:
         usual = self._usual()
         full = [*held, *[usual] * FURTHER_MAX]
         ends = sum(h.after(h.remaining, size).private for h in full)
-        room = ledger.blocks_total - self._reserve(len(full))
+        room = ledger.blocks_total - reserve_blocks(len(full), roster)
         if ledger.shared + ends <= room:
             return roster.limits.sequences_max
         for further in range(1, FURTHER_MAX + 1):
             concerned = [*held, *[usual] * further]
-            room = ledger.blocks_total - self._reserve(len(concerned))
+            room = ledger.blocks_total - reserve_blocks(len(concerned), roster)
             if peak_blocks(concerned, ledger.shared, size) > room:
                 return further - 1
         return FURTHER_MAX
-
-    def _reserve(self, sequences: int) -> int:
-        blocks = int(self._roster.ledger.blocks_total * self._roster.limits.kv_headroom)
-        return max(blocks, sequences)
 
     def _usual(self) -> Holding:
         """A new sequence like the residents: their mean prompt, a class and limit of theirs."""
