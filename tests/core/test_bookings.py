@@ -15,6 +15,7 @@ from sluice.core.bookings import (
     JITTER_SHARE,
     LATE_NS,
     OVERDUE_NS,
+    SAME_MAX,
     SHARE_MIN,
     Bookings,
 )
@@ -204,3 +205,20 @@ def test_whatever_happens_promises_hold(schedule, seed):
         assert len(bookings) >= len(pending) - schedule.count("claim")
         assert bookings.expected(now_ns, now_ns + 200 * S) <= len(bookings)
         assert len(bookings) == sum(len(same) for same in bookings._by_key.values())
+
+
+def test_a_client_that_asks_again_and_again_does_not_take_everybodys_places(chance):
+    bookings = Bookings()
+    times = [told(bookings, "same", S, S, n, chance) for n in range(50)]
+    assert len(bookings) == SAME_MAX
+    assert set(times[SAME_MAX:]) == {times[SAME_MAX - 1]}
+    assert told(bookings, "other", S, S, 60, chance) <= times[SAME_MAX - 1] + 2 * S
+
+
+def test_looking_whether_a_client_is_due_uses_up_nothing(chance):
+    bookings = Bookings()
+    at_ns = told(bookings, "a", S, S, 0, chance)
+    assert not bookings.is_due("a", at_ns - 2 * EARLY_NS)
+    assert bookings.is_due("a", at_ns)
+    assert bookings.claim("a", at_ns)
+    assert not bookings.is_due("a", at_ns)
