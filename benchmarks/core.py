@@ -14,7 +14,7 @@ from sluice.core.request import Request
 from sluice.core.roster import BatchingLimits
 from sluice.core.step import Plan, Sampled
 from sluice.executors.simulated import SimulatedExecutor
-from sluice.runtime.virtual import VirtualDriver
+from sluice.runtime.virtual import Stretching, VirtualDriver
 
 STEPS = 400
 REQUESTS = 2000
@@ -57,7 +57,7 @@ def virtual_run(stretch_steps_max: int) -> tuple[float, int, int, float]:
         Coefficients(),
         output_tokens=lambda sequence: lengths[sequence.request_id],
     )
-    driver = VirtualDriver(end_tokens=frozenset({0}), stretch_steps_max=stretch_steps_max)
+    driver = VirtualDriver(end_tokens=frozenset({0}), stretching=Stretching(stretch_steps_max))
     driver.add("replica", Replica(limits, FixedCostModel(Coefficients())), executor)
     at_ns = 0
     for number in range(REQUESTS):

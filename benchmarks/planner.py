@@ -2,8 +2,10 @@
 
 Run with ``python -m benchmarks.planner FOLDER [--aic PYTHON]``; the folder holds the published
 measurements and ``PYTHON`` is the interpreter of an environment with ``aiconfigurator``. Everything
-is fitted again for every fold: coefficients, residual rows and the width of the band. Only the
-shape of the covariance (which properties matter how much) is the shipped one.
+is fitted again for every fold: coefficients, residual rows and the width of the band, and with
+``--nested`` the covariance too (which properties matter how much), so that nothing has seen the
+left-out rows but the form of the formula. Without it the covariance is the shipped one, which is
+quicker and slightly kinder.
 
 Held out in turn: whole curves (same model, engine, device, precision and layout; folds by a hash of
 the name), whole (model, device), whole models, whole devices. Printed: median and p90 of the
@@ -17,16 +19,19 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from benchmarks.planner_mlperf import print_mlperf
 from sluice.planner.predict import Fitted, StepModel, own_fit
-from tools.planner_fit import fit_model
+from tools.planner_fit import fit_model, search_field
 from tools.planner_rows import Measured, capacity_rows, closed_loop_rows, fold_of
 
-# Of about 100 curves, so that few are left out together; a fit takes three seconds.
-FOLDS = 40
+# Of about 100 curves, so that few are left out together; a fit takes half a minute, and a search
+# of the covariance one more.
+FOLDS = 10
+Covariance = Literal["shipped", "searched"]
 TABLE = "{:<34}{:>6}{:>9}{:>9}{:>9}"
 
 
@@ -57,9 +62,14 @@ def outcome(row: Measured, fit: Fitted) -> Outcome:
 
 
 def left_out(
-    rows: Sequence[Measured], kind: str, group: Callable[[Measured], str], folds: int | None
+    rows: Sequence[Measured],
+    kind: str,
+    group: Callable[[Measured], str],
+    folds: int | None,
+    covariance: Covariance = "shipped",
 ) -> list[Outcome]:
     """Predictions of all rows from fits without their group; each alone where ``folds`` is None."""
+    saturated = kind == "capacity"
     members = defaultdict(list)
     for place, row in enumerate(rows):
         name = group(row)
@@ -69,7 +79,10 @@ def left_out(
     for places in members.values():
         out = set(places)
         kept = [row for place, row in enumerate(rows) if place not in out]
-        model = fit_model(kept, replace(shipped.field, rows=()), saturated=kind == "capacity")
+        field = replace(shipped.field, rows=())
+        if covariance == "searched":
+            field = search_field(kept, saturated=saturated)
+        model = fit_model(kept, field, saturated=saturated)
         fit = Fitted(kind, model.levels, model.field, shipped.date)
         for place in places:
             found[place] = outcome(rows[place], fit)
@@ -157,6 +170,7 @@ def main() -> None:
     parser.add_argument("--aic", type=Path, help="python of an environment with aiconfigurator")
     parser.add_argument("--aic-rows", type=int, default=200)
     parser.add_argument("--folds", type=int, default=FOLDS, help="of curves")
+    parser.add_argument("--nested", action="store_true", help="search the covariance per fold")
     parser.add_argument("--curves", action="store_true", help="leave out curves only")
     parser.add_argument("--only", choices=("closed_loop", "capacity", "mlperf"))
     arguments = parser.parse_args()
@@ -166,7 +180,8 @@ def main() -> None:
             continue
         rows = read(arguments.folder)
         print(f"-- {'TPOT in closed loop' if kind == 'closed_loop' else 'offline capacity'}")
-        curves = left_out(rows, kind, lambda row: row.curve, arguments.folds)
+        covariance: Covariance = "searched" if arguments.nested else "shipped"
+        curves = left_out(rows, kind, lambda row: row.curve, arguments.folds, covariance)
         print_outcomes("curve", curves, groups=True)
         if kind == "closed_loop" and arguments.aic:
             print_beside_aic(curves, arguments.aic, arguments.aic_rows)

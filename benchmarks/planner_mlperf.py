@@ -17,8 +17,9 @@ from pathlib import Path
 from statistics import median
 
 from sluice.planner.estimate import Load, Targets, places, slo_moment
-from sluice.planner.plan import precision_for, step_models
+from sluice.planner.plan import step_models
 from sluice.planner.predict import Point, StepModel
+from sluice.planner.question import precision_for
 from sluice.planner.steady import Lengths
 from sluice.planner.tables import own_tables
 from sluice.planner.work import Deployment, Layout

@@ -23,6 +23,7 @@ from sluice.server.chat_answers import ChatChunks
 from sluice.server.exchange import AsgiApp
 from sluice.server.serve import bind, new_event_loop, serve
 from sluice.server.stamp import Sources, Stamp
+from sluice.server.transport import Transport
 from sluice.testing.gateway import FakeGateway, Pause, Script, Step, finished
 
 TEXT = " wording"
@@ -74,7 +75,7 @@ def run_server(port: Connection, kind: str, events: int, gap_s: float) -> None:
     listener = bind(section)
     port.send(listener.getsockname()[1])
     loop = new_event_loop()
-    loop.run_until_complete(serve(app, section, listener, asyncio.Event()))
+    loop.run_until_complete(serve(app, Transport.of(section), listener, asyncio.Event()))
 
 
 async def read_streams(port: int, streams: int, rounds: int) -> int:

@@ -45,4 +45,5 @@ def smollm2_folder(smollm2_gguf: Path, catalogue_section: CatalogueSection) -> P
 
     models = {"smollm2": ModelSection(source=str(smollm2_gguf))}
     (prepared,) = prepare(models, catalogue_section, lambda *_: None)
-    return prepared.folder.path
+    assert prepared.path is not None
+    return prepared.path

@@ -1,8 +1,8 @@
 """Writes ``src/sluice/planner/tables/fit.json`` from a folder of published measurements.
 
-Run with ``python -m tools.fit_planner FOLDER``; a laptop needs a minute. With ``--search N`` the
-covariance of the residuals is searched again in N rounds, which takes some minutes more; without,
-the one of the last fit is kept.
+Run with ``python -m tools.fit_planner FOLDER``; a laptop needs two minutes. With ``--search`` the
+covariance of the residuals is searched again, which takes some minutes more; without, the one of
+the last fit is kept.
 """
 
 import argparse
@@ -28,12 +28,10 @@ def last_field(kind: str) -> Field:
     return field_from_json({**document[kind]["residual"], "rows": []})
 
 
-def section(kind: str, rows: list[Measured], rounds: int) -> dict[str, Any]:
+def section(kind: str, rows: list[Measured], *, search: bool) -> dict[str, Any]:
     """One kind of rows, fitted."""
     saturated = kind == "capacity"
-    field = last_field(kind)
-    if rounds:
-        field = search_field(rows, field, rounds, saturated=saturated)
+    field = search_field(rows, saturated=saturated) if search else last_field(kind)
     model = fit_model(rows, field, saturated=saturated)
     return {"levels": model.levels.as_json(), "residual": field_as_json(model.field)}
 
@@ -42,7 +40,7 @@ def main() -> None:
     """Read, fit, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--search", type=int, default=0, metavar="ROUNDS")
+    parser.add_argument("--search", action="store_true")
     arguments = parser.parse_args()
     kinds = {
         "closed_loop": closed_loop_rows(arguments.folder),
@@ -56,7 +54,7 @@ def main() -> None:
         "engines": versions,
     }
     for kind, rows in kinds.items():
-        document[kind] = section(kind, rows, arguments.search)
+        document[kind] = section(kind, rows, search=arguments.search)
         print(f"{kind}: {len(rows)} rows, levels {', '.join(document[kind]['levels'])}")
     TARGET.write_text(_written(document), encoding="utf-8")
     print(f"wrote {TARGET} ({TARGET.stat().st_size:,} bytes)")

@@ -11,12 +11,11 @@ from pathlib import Path
 import msgspec
 
 from sluice.core.request import TIER_MAX
-from sluice.server.app import ONE_MODEL, ROUTES
 from sluice.server.auth import Permission, permission_of
 from sluice.server.limits import Limits
-from sluice.server.models import MODELS_PREFIX
 from sluice.server.options import LOGPROBS_MAX, RANGES, STOPS_MAX
 from sluice.server.paths import NOT_SUPPORTED
+from sluice.server.routes import routes
 from sluice.server.structure import STRUCTURE_MAX
 from sluice.server.wire import (
     ENTRIES_MAX,
@@ -27,6 +26,7 @@ from sluice.server.wire import (
     Options,
     ResponsesRequest,
 )
+from sluice.testing.operations import FakeOperations
 
 _LIMITS = Limits()
 _NUMBERS: Mapping[str, float] = {
@@ -57,6 +57,9 @@ _WHAT = {
     "/ready": "200 where calls can be served at this moment, else 503 with the reason",
     "/metrics": "[metrics](metrics.md) in Prometheus' text format",
     "/admin/replicas": "state of each replica",
+    "/admin/config": "every setting in force and where it comes from; secrets masked",
+    "/admin/reload": "reads the settings again and applies what can change without a restart",
+    "/admin/replicas/{id}": "`/drain` gives a replica no more requests, `/undrain` uses it again",
 }
 
 
@@ -86,6 +89,8 @@ CODES = (
     Code("permission_denied", "403", "The key does not carry the permission for this path.",
          "Use the other kind of key; set `server.admin_key_env` to open `/admin`."),
     Code("model_not_found", "404", "No model of that name is served.", "See `GET /v1/models`."),
+    Code("invalid_settings", "400", "`/admin/reload`: the settings have mistakes; nothing was "
+         "changed. `problems` lists all.", "Mend them; `sluice config check` finds the same."),
     Code("not_found", "404", "Nothing is served at this path.", "The message names what is there."),
     Code("method_not_allowed", "405", "The path takes another method.", "See `Allow`."),
     Code("body_too_slow", "408", f"The body was not complete within {_LIMITS.body_s_max:g} s.",
@@ -225,9 +230,10 @@ def http_lines() -> Iterator[str]:
 
 
 def _routes() -> Iterator[str]:
-    routes = {path.decode(): route.method for path, route in ROUTES.items()}
-    routes[MODELS_PREFIX.decode() + "{id}"] = ONE_MODEL.method
-    for path, method in routes.items():
+    served = routes(FakeOperations())
+    beginning = {path + b"{id}": route for path, route in served.beginning.items()}
+    for raw_path, route in {**served.exact, **beginning}.items():
+        path, method = raw_path.decode(), route.method
         yield f"| {method} | `{path}` | {_WHAT[path]} | {_KEYS[permission_of(path.encode())]} |"
 
 

@@ -17,8 +17,8 @@ from statistics import median
 
 from sluice.planner.memory import budget_of
 from sluice.planner.names import CannotPlan
-from sluice.planner.plan import precision_for
 from sluice.planner.predict import family_of
+from sluice.planner.question import precision_for
 from sluice.planner.residual import Case
 from sluice.planner.steady import Lengths
 from sluice.planner.tables import own_tables

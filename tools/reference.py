@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from sluice.cli.main import COMMANDS, root
+from sluice.config.changes import is_live
 from sluice.config.explain import default_value, docs_of, sections
 from sluice.config.schema import Key, accepted, keys_of
 from sluice.config.settings import Settings
@@ -30,12 +31,14 @@ def settings_page() -> str:
         "then `--set KEY=VALUE`; the last one wins. The variable of a setting is `SLUICE_` and its",
         "key in capitals with `__` between the parts: `SLUICE_SERVER__LISTEN`. Durations and sizes",
         'carry their unit: `"500ms"`, `"4GiB"`. What cannot be used is an error, and all problems',
-        "are reported at once.",
+        "are reported at once. Settings that change without a restart do so at SIGHUP and at",
+        "`POST /admin/reload`, for requests and connections that begin afterwards.",
     ]
     for key, section, heading in sections():
         lines += ["", f"## [{heading}]", "", docs_of(Settings)[key.field]]
         for entry in keys_of(section).values():
-            lines += ["", f"### {entry.name}", "", _facts(entry), "", docs_of(section)[entry.field]]
+            lines += ["", f"### {entry.name}", "", _facts(entry, key.name)]
+            lines += ["", docs_of(section)[entry.field]]
             inner = entry.shape.form
             if hasattr(inner, "__dataclass_fields__"):
                 docs = docs_of(inner)
@@ -129,9 +132,10 @@ def main() -> None:
         (FOLDER / name).write_text(page(), encoding="utf-8")
 
 
-def _facts(key: Key) -> str:
+def _facts(key: Key, table: str) -> str:
     default = f"default `{default_value(key)}`"
-    return f"Must be {accepted(key.shape)}; {default}."
+    when = " Changes without a restart." if is_live(table, key.name) else ""
+    return f"Must be {accepted(key.shape)}; {default}.{when}"
 
 
 def _commands(

@@ -275,7 +275,7 @@ IMPORTERS = {
         "testing/",
         "wiring/",
     ),
-    "numpy": ("executors/",),
+    "numpy": ("executors/", "planner/residual.py"),
     "openvino": ("executors/openvino",),
     "openvino_genai": ("executors/openvino",),
     "prometheus_client": ("telemetry/metrics.py",),

@@ -20,11 +20,10 @@ from sluice.config.sections import SloSection, TenantSection
 from sluice.core.events import ReplicaLimits, StepFailed
 from sluice.core.fleet import Fleet
 from sluice.core.fleet_replica import RestartLimits
-from sluice.core.pools import PoolLimits
+from sluice.core.limits import PoolLimits, TenantLimits
 from sluice.core.request import SequenceId
 from sluice.core.roster import BatchingLimits
 from sluice.core.step import Plan
-from sluice.core.tenants import TenantLimits
 from sluice.executors.base import Outcome, StepError
 from sluice.runtime.generation import Call, ModelCard, TokenPrompt
 from sluice.runtime.messages import FromReplica, Text

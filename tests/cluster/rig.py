@@ -14,7 +14,7 @@ from sluice.cluster.observer import Observer
 from sluice.cluster.served import ServedModel
 from sluice.config.sections import SloSection
 from sluice.core.fleet import Fleet
-from sluice.core.pools import PoolLimits
+from sluice.core.limits import PoolLimits
 from sluice.core.roster import BatchingLimits
 from sluice.core.step import Plan
 from sluice.runtime.generation import (

@@ -17,7 +17,7 @@ from sluice.config.sections import SloSection
 from sluice.core.errors import ContextExceeded, Overloaded
 from sluice.core.events import Arrived, FleetEffect, FleetEvent, Reject, Retarget, Shorten
 from sluice.core.fleet import Fleet
-from sluice.core.pools import PoolLimits
+from sluice.core.limits import PoolLimits
 from sluice.core.request import EndReason, Request, Rung
 from sluice.core.roster import BatchingLimits
 from sluice.runtime.generation import Call, ChoiceEnded, Delta, ModelCard, TokenPrompt

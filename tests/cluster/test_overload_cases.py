@@ -8,8 +8,8 @@ import pytest
 
 from sluice.config.sections import SloSection
 from sluice.core.errors import ModelNotFound, Overloaded
+from sluice.core.limits import TenantLimits
 from sluice.core.request import EndReason
-from sluice.core.tenants import TenantLimits
 from sluice.runtime.generation import Call, Delta, TokenPrompt
 from sluice.runtime.streams import PieceStream
 from sluice.telemetry.journal import Clocks, JournalLimits, JournalReader, JournalWriter

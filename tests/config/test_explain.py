@@ -64,7 +64,7 @@ def test_values_are_told_as_json_has_them(tmp_path):
     assert plain["server.cors_origins"] == []
     assert [entry.key for entry in explain(loaded) if not entry.settable] == [
         "server.api_key_digests",
-        "server.admin_key_digest",
+        "server.admin_key_digests",
         "catalogue.hf_token",
     ]
 
@@ -115,7 +115,10 @@ def test_a_tenant_without_a_variable_of_keys_is_told_so(tmp_path):
     file.write_text("[tenants.acme]\nweight = 2")
     entries = {entry.key: entry for entry in explain(load_settings(file, (), {}))}
     keys = entries["tenants.acme.key_digests"]
-    assert (keys.value, keys.origin) == ("0 given, masked", "key_sha256_env is unset")
+    assert (keys.value, keys.origin) == (
+        "0 given, masked",
+        "key_sha256_env and key_sha256_file are unset",
+    )
 
 
 def test_a_setting_that_is_switched_off_by_a_word_is_told_as_that_word(tmp_path):

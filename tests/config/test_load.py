@@ -365,7 +365,7 @@ def test_keys_are_kept_as_digests_only(load, tmp_path):
         HF_TOKEN="hf",
     ).settings
     assert settings.server.api_key_digests == (sha256("key-a"), sha256("key-b"), sha256("key-c"))
-    assert settings.server.admin_key_digest == sha256("root")
+    assert settings.server.admin_key_digests == (sha256("root"),)
     assert settings.catalogue.hf_token == "hf"
     assert "key-a" not in repr(settings)
     assert "'hf'" not in repr(settings)
@@ -446,7 +446,7 @@ def test_lines_of_keys_are_found_past_comments_long_text_and_quotes():
 
 
 def test_components_can_be_built_without_a_loader():
-    assert ModelSection("x").sequences_max == 32
+    assert ModelSection("x").queue_requests_max == 64
 
 
 @pytest.mark.parametrize(
@@ -597,3 +597,39 @@ def test_aging_can_be_switched_off_by_a_word(load):
     assert (models["m"].aging_s, models["n"].aging_s) == (None, 30.0)
     assert load("", "models.m.aging=strict").settings.models["m"].aging_s is None
     assert load("", "models.m.aging=5s").settings.models["m"].aging_s == 5.0
+
+
+# ------------------------------------------------------------------------------------- key files
+
+
+def test_keys_of_tenants_and_of_the_operator_come_from_files_too(load, tmp_path):
+    (tmp_path / "acme").write_text(f"# two\n{digest('a').upper()}\n\n{digest('b')}\n")
+    (tmp_path / "boss").write_text("boss\nother boss\n")
+    server = load(
+        f"[tenants.acme]\nkey_sha256_file = '{tmp_path / 'acme'}'\nkey_sha256_env = 'ACME'",
+        f"server.admin_key_file={tmp_path / 'boss'}",
+        ACME=digest("c"),
+    ).settings.server
+    assert server.tenant_key_digests == tuple((digest(key), "acme") for key in "abc")
+    assert server.admin_key_digests == (digest("boss"), digest("other boss"))
+
+
+def test_a_key_in_a_file_of_digests_is_not_echoed(problems, tmp_path):
+    (tmp_path / "acme").write_text("sk-secret-1\n")
+    (found,) = problems(f"[tenants.acme]\nkey_sha256_file = '{tmp_path / 'acme'}'")
+    assert found.endswith("acme holds something that is no SHA-256 digest of 64 hexadecimal digits")
+    assert "sk-secret" not in found
+
+
+def test_a_key_of_two_tenants_is_refused_whatever_place_it_comes_from(problems, tmp_path):
+    (tmp_path / "keys").write_text(digest("a"))
+    (found,) = problems(
+        f"[tenants.a]\nkey_sha256_file = '{tmp_path / 'keys'}'\n[tenants.b]\nkey_sha256_env = 'B'",
+        B=digest("a"),
+    )
+    assert found.endswith("$B holds a key that tenants.a has too")
+
+
+def test_an_api_key_that_opens_admin_is_refused(problems):
+    (found,) = problems("", SLUICE_API_KEYS="same", SLUICE_ADMIN_KEY="same")
+    assert found.startswith("server.admin_key_env: must be no API key")

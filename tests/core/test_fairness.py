@@ -35,6 +35,27 @@ def test_more_than_a_quantum_beyond_the_least_served_is_ahead():
     assert not shares.ahead("a")
 
 
+def test_of_two_that_had_the_same_the_one_that_asks_for_more_is_ahead():
+    shares = shares_of("much", "little")
+    shares.claim("much", 3 * QUANTUM)
+    shares.claim("little", QUANTUM)
+    assert shares.ahead("much")
+    assert not shares.ahead("little")
+    shares.claim("much", -QUANTUM)
+    assert not shares.ahead("much")
+    shares.charge("much", 1)
+    assert shares.ahead("much")
+
+
+def test_claims_count_by_weight():
+    shares = shares_of("light")
+    shares.enter("heavy", 3.0)
+    shares.claim("heavy", 3 * QUANTUM)
+    assert not shares.ahead("heavy")
+    shares.claim("heavy", 1)
+    assert shares.ahead("heavy")
+
+
 def test_a_weight_of_three_is_owed_three_times_as_much():
     shares = shares_of("a")
     shares.enter("heavy", 3.0)

@@ -27,9 +27,8 @@ from sluice.core.events import (
 from sluice.core.fleet import Fleet
 from sluice.core.fleet_replica import RestartLimits
 from sluice.core.lifecycle import ReplicaState
-from sluice.core.pools import PoolLimits
+from sluice.core.limits import PoolLimits, TenantLimits
 from sluice.core.request import EndReason, PhaseTimes, Rung, Usage
-from sluice.core.tenants import TenantLimits
 from tests.core.fleet_rig import (
     LIMITS,
     Driver,

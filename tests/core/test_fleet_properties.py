@@ -44,9 +44,8 @@ from sluice.core.events import (
 from sluice.core.fleet import LOSSES_MAX, Fleet
 from sluice.core.fleet_replica import RestartLimits
 from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState
-from sluice.core.pools import PoolLimits
+from sluice.core.limits import PoolLimits, TenantLimits
 from sluice.core.request import LADDER_DEFAULT, EndReason, PhaseTimes, Request, Rung, Usage
-from sluice.core.tenants import TenantLimits
 
 LIMITS = ReplicaLimits(context_tokens_max=256, block_size=16, blocks_total=32, sequences_max=3)
 POOLS = (

@@ -17,9 +17,8 @@ from sluice.core.events import (
     Shorten,
     Tick,
 )
-from sluice.core.pools import PoolLimits
+from sluice.core.limits import PoolLimits, TenantLimits
 from sluice.core.request import EndReason, PhaseTimes, Rung, Usage
-from sluice.core.tenants import TenantLimits
 from tests.core.fleet_rig import LIMITS, Driver, dispatched, rejects, report, request, seconds
 
 # A prompt of 10 tokens takes 10 ms, a token 0.1 s: an answer of 20 tokens about 2 s.

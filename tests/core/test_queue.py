@@ -52,7 +52,9 @@ def served(queue: Queue, turns: int, *, aging_ns: int | None, gap_ns: int = S) -
     """Those that go next, one every gap from 0 on."""
     order = []
     for turn in range(turns):
-        head = queue.head(FairShares(), turn * gap_ns, gap_ns, aging_ns=aging_ns, strictest=9)
+        head = queue.head(
+            FairShares(), turn * gap_ns, lambda: gap_ns, aging_ns=aging_ns, strictest=9
+        )
         queue.took_turn(head)
         queue.remove(head)
         order.append(head.request.id)

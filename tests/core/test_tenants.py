@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.core.admission import NS_PER_S
+from sluice.core.limits import TenantLimits
 from sluice.core.request import Request, Usage
 from sluice.core.tenants import (
     HELD_NS_UNKNOWN,
     MINUTE_NS,
     TenantLedger,
-    TenantLimits,
 )
 
 S = NS_PER_S

@@ -16,8 +16,9 @@ from sluice.planner.estimate import (
     places,
     slo_moment,
 )
+from sluice.planner.floors import check_floors
 from sluice.planner.formats import precision_named
-from sluice.planner.names import CannotPlan
+from sluice.planner.names import CannotPlan, NoFleet
 from sluice.planner.predict import Point, StepModel, own_fit, snapped
 from sluice.planner.residual import Field, Part, Row
 from sluice.planner.steady import Lengths
@@ -120,8 +121,8 @@ def test_the_example_of_the_reference_holds():
     ],
 )
 def test_targets_below_the_floor_are_refused_with_the_nearest_possible(targets, words):
-    with pytest.raises(CannotPlan, match=words) as refused:
-        estimate(model(), load(), targets)
+    with pytest.raises(NoFleet, match=words) as refused:
+        check_floors(model(), load(), targets)
     assert "a lone request takes about" in str(refused.value)
 
 
@@ -144,9 +145,19 @@ def test_calibration_goes_through_the_points_and_overrides_the_neighbours():
 def test_one_point_moves_the_whole_curve_by_its_ratio():
     lengths = Lengths(1000, 300)
     plain = model()
-    moved = plain.calibrated(lengths, [Point(8.0, 2 * plain.calculated_s(lengths, 8.0))])
-    ratio = moved.step(lengths, 64.0).estimate / plain.calculated_s(lengths, 64.0)
+    moved = plain.calibrated(lengths, [Point(8.0, 2 * plain.step(lengths, 8.0).estimate)])
+    ratio = moved.step(lengths, 64.0).estimate / plain.step(lengths, 64.0).estimate
     assert ratio == pytest.approx(2.0)
+
+
+def test_a_calibrated_band_is_narrower_and_widens_away_from_the_point_to_the_plain_one():
+    lengths = Lengths(1000, 300)
+    plain = model("yi-34b", "mi300x", 1)
+    moved = plain.calibrated(lengths, [Point(16.0, 0.04)])
+    widths = [moved.residual(lengths, 16.0 * 2**step).half_width for step in range(3)]
+    assert widths == sorted(widths)
+    for step, width in enumerate(widths):
+        assert width < 0.8 * plain.residual(lengths, 16.0 * 2**step).half_width
 
 
 def test_an_unknown_model_and_device_get_a_wider_band_and_say_what_they_leaned_on():

@@ -6,8 +6,10 @@ from math import ceil, inf, nan
 import pytest
 
 from sluice.planner.estimate import Load, Targets
+from sluice.planner.knobs import helpful, knobs, smaller_model
 from sluice.planner.names import CannotPlan, NoFleet
-from sluice.planner.plan import Question, knobs, plan
+from sluice.planner.plan import plan
+from sluice.planner.question import Question
 from sluice.planner.steady import Lengths
 from sluice.planner.tables import own_tables, with_user_table
 
@@ -99,11 +101,26 @@ def test_a_starved_pool_is_flagged():
     assert any("starved of memory" in note for note in plan(asked).notes)
 
 
-def test_every_knob_gains():
-    gains = knobs(plan(question()))
-    assert gains
-    assert all(knob.gain > 1.02 for knob in gains)
-    assert any("prefix cache" in knob.change for knob in gains)
+def test_each_knob_has_the_gain_that_a_plan_with_the_change_has():
+    found = plan(question(smaller=own_tables().model("llama-3.1-8b")))
+    gains = {knob.change: knob.gain for knob in knobs(found)}
+    assert list(gains.values()) == sorted(gains.values(), reverse=True)
+    for words in ("batch", "chunk", "utilisation", "smaller model", "max_tokens", "prefix cache"):
+        assert any(words in change for change in gains)
+    other = plan(question(targets=replace(question().targets, tpot_s=0.075)))
+    ratio = other.planned_rps_per_device / found.planned_rps_per_device
+    assert gains["TPOT target half as long again"] == pytest.approx(ratio)
+    assert gains["utilisation 0.85, with less room for bursts"] == pytest.approx(0.85 / 0.75)
+    assert gains["a smaller model: llama-3.1-8b"] > 2
+    assert all(knob.gain > 1.02 for knob in helpful(knobs(found)))
+
+
+def test_the_smaller_model_is_of_the_same_family_and_half_as_large_at_most():
+    tables = own_tables()
+    smaller = smaller_model(tables.model("llama-3.1-70b"), tables)
+    assert smaller is not None
+    assert smaller.name == "llama-3.1-8b"
+    assert smaller_model(tables.model("mixtral-8x7b"), tables) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sluice.core.replica import Replica
 from sluice.core.request import Request
 from sluice.core.roster import BatchingLimits, BatchingPolicy
 from sluice.executors.simulated import SimulatedExecutor
-from sluice.runtime.virtual import VirtualDriver
+from sluice.runtime.virtual import STEP_BY_STEP, Stretching, VirtualDriver
 from sluice.testing.executors import FakeExecutor
 from sluice.testing.replicas import REPLICA_ID, ReplicaRun, executor_limits
 
@@ -33,13 +33,13 @@ requests = st.lists(
 )
 
 
-def run(limits, arrivals, *, learning, stretch):
+def run(limits, arrivals, *, learning, stretching):
     lengths = {f"r{number}": arrival[4] for number, arrival in enumerate(arrivals)}
     executor = SimulatedExecutor(
         executor_limits(limits), COEFFICIENTS, output_tokens=lambda s: lengths[s.request_id]
     )
     cost = LinearCostModel(COEFFICIENTS) if learning else FixedCostModel(COEFFICIENTS)
-    done = ReplicaRun(limits, executor, cost, frozenset({0}), stretch_steps_max=stretch)
+    done = ReplicaRun(limits, executor, cost, frozenset({0}), stretching=stretching)
     for length in range(1, 61):  # enough history for predictions, which change with every token
         done.replica.roster.lengths.observe(length)
     for number, (at_ms, prompt, output, choices, _, patience_ms) in enumerate(arrivals):
@@ -75,13 +75,15 @@ def test_stretches_equal_single_steps(arrivals, policy, blocks, sequences, prefi
         prefix_cache=prefix_cache,
         static_sequences=3,
     )
-    single = run(limits, arrivals, learning=learning, stretch=0)
-    at_once = run(limits, arrivals, learning=learning, stretch=256)
-    assert at_once.ends == single.ends
-    assert at_once.end_ns == single.end_ns
-    assert at_once.driver.steps == single.driver.steps
+    single = run(limits, arrivals, learning=learning, stretching=STEP_BY_STEP)
     plans = {plan.step: (start_ns, plan) for start_ns, plan in single.steps}
-    assert all(plans[plan.step] == (start_ns, plan) for start_ns, plan in at_once.steps)
+    for silence_ns_max in (None, 200 * MS, 10_000 * MS):
+        stretching = Stretching(silence_ns_max=silence_ns_max)
+        at_once = run(limits, arrivals, learning=learning, stretching=stretching)
+        assert at_once.ends == single.ends
+        assert at_once.end_ns == single.end_ns
+        assert at_once.driver.steps == single.driver.steps
+        assert all(plans[plan.step] == (start_ns, plan) for start_ns, plan in at_once.steps)
 
 
 def test_long_answers_are_taken_in_few_events():

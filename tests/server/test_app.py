@@ -10,7 +10,7 @@ from sluice.config.load import digest
 from sluice.config.sections import ServerSection
 from sluice.core.errors import Overloaded
 from sluice.runtime.generation import Delta, Readiness, ReplicaStatus
-from sluice.server import app
+from sluice.server import routes
 from sluice.testing.gateway import FakeGateway, Script, refuse, speak
 from tests.server.wire_client import ask, chat, connected, post, raw_post, read_until
 
@@ -28,7 +28,7 @@ def server(serve_module, gateway):
 # ---------------------------------------------------------------------------------------- routes
 
 
-@pytest.mark.parametrize("path", [path.decode() for path in app.ROUTES])
+@pytest.mark.parametrize("path", [path.decode() for path in routes.ROUTES])
 def test_every_route_refuses_other_methods_in_the_usual_shape(server, path):
     if path.startswith("/admin"):
         return  # closed here; see test_auth
@@ -74,7 +74,7 @@ def test_a_wrong_method_is_told_the_right_one(server):
 
 
 def test_the_admin_path_alone_is_told_what_is_below_it(serve_app):
-    section = ServerSection(listen="127.0.0.1:0", admin_key_digest=digest("boss"))
+    section = ServerSection(listen="127.0.0.1:0", admin_key_digests=(digest("boss"),))
     headers = {"authorization": "Bearer boss"}
     answer = ask(serve_app(FakeGateway(), section), "GET", "/admin", headers=headers)
     assert answer.error["message"].endswith("nearest: GET /admin/replicas.")
@@ -138,7 +138,7 @@ def test_metrics_are_passed_on(server):
 def test_operators_see_replicas(serve_app):
     status = ReplicaStatus("tiny-0", "tiny", "restarting", "exit status 9")
     gateway = FakeGateway(readiness=Readiness(ready=False, reason="no replica", replicas=(status,)))
-    section = ServerSection(listen="127.0.0.1:0", admin_key_digest=digest("boss"))
+    section = ServerSection(listen="127.0.0.1:0", admin_key_digests=(digest("boss"),))
     answer = ask(
         serve_app(gateway, section), "GET", "/admin/replicas",
         headers={"authorization": "Bearer boss"},

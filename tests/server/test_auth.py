@@ -8,9 +8,10 @@ import pytest
 from sluice.config.load import digest
 from sluice.config.sections import ServerSection
 from sluice.core.errors import Unauthorized
-from sluice.server import app, auth
+from sluice.server import auth, routes
 from sluice.server.auth import Keys, Permission, permission_of
 from sluice.testing.gateway import FakeGateway
+from sluice.testing.operations import FakeOperations
 from tests.server.wire_client import MESSAGES, ask, post
 
 RIGHT = {"authorization": "Bearer right"}
@@ -25,18 +26,20 @@ def section(**fields) -> ServerSection:
     return ServerSection(
         listen="127.0.0.1:0",
         api_key_digests=(digest("other"), digest("right")),
-        admin_key_digest=digest("boss"),
+        admin_key_digests=(digest("boss"),),
         **fields,
     )
 
 
 @pytest.fixture(scope="module")
 def server(serve_module):
-    return serve_module(FakeGateway(), section())
+    return serve_module(FakeGateway(), section(), None, FakeOperations())
 
 
 def all_paths() -> list[str]:
-    return [*(path.decode() for path in app.ROUTES), "/v1/models/tiny", "/", "/docs", "/metricsx"]
+    served = routes.routes(FakeOperations())
+    found = [path.decode() for path in (*served.exact, *served.beginning)]
+    return [*found, "/v1/models/tiny", "/admin/replicas/a/drain", "/", "/docs", "/metricsx"]
 
 
 def spellings(path: str) -> list[str]:
@@ -95,8 +98,9 @@ def test_d14_a_query_does_not_change_the_path(server):
     assert ask(server, "GET", "/v1/models?authorization=right").status == 401
 
 
-def test_d14_a_new_route_is_protected_unless_it_is_listed(server, monkeypatch):
-    monkeypatch.setitem(app.ROUTES, b"/v1/brand-new", app.ROUTES[b"/v1/models"])
+def test_d14_a_new_route_is_protected_unless_it_is_listed(serve_app, monkeypatch):
+    monkeypatch.setitem(routes.ROUTES, b"/v1/brand-new", routes.ROUTES[b"/v1/models"])
+    server = serve_app(FakeGateway(), section(), None, FakeOperations())
     assert ask(server, "GET", "/v1/brand-new").status == 401
     assert ask(server, "GET", "/v1/brand-new", headers=RIGHT).status == 200
 

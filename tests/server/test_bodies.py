@@ -131,7 +131,8 @@ class CountingThreads(ThreadPoolExecutor):
         return super().submit(*arguments, **options)
 
 
-def test_large_bodies_are_understood_beside_the_event_loop_two_at_a_time():
+@pytest.mark.parametrize(("size", "at_a_time"), [(SMALL_BYTES_MAX + 1, 2), (1_000_000, 1)])
+def test_large_bodies_are_understood_beside_the_event_loop_few_at_a_time(size, at_a_time):
     bodies = Bodies(Limits())
     go_on = threading.Event()
 
@@ -142,7 +143,7 @@ def test_large_bodies_are_understood_beside_the_event_loop_two_at_a_time():
     async def work() -> tuple[int, list[threading.Thread]]:
         threads = CountingThreads()
         asyncio.get_running_loop().set_default_executor(threads)
-        body = b" " * (SMALL_BYTES_MAX + 1)
+        body = b" " * size
         understood = asyncio.gather(*(bodies.understand(body, understand) for _ in range(6)))
         for _ in range(20):
             await asyncio.sleep(0)
@@ -151,7 +152,7 @@ def test_large_bodies_are_understood_beside_the_event_loop_two_at_a_time():
         return given, await understood
 
     given, ran_in = asyncio.run(work())
-    assert given == 2
+    assert given == at_a_time
     assert len(ran_in) == 6
     assert threading.current_thread() not in ran_in
 

@@ -14,7 +14,7 @@ from sluice.runtime.generation import Delta
 from sluice.server import serve as serving
 from sluice.server.limits import Limits
 from sluice.server.serve import address_of, bind
-from sluice.testing.gateway import FakeGateway, Hold, Script, speak
+from sluice.testing.gateway import FakeGateway, Hold, Script, finished, speak
 from sluice.testing.served import served
 from tests.server.wire_client import (
     CHAT,
@@ -117,6 +117,15 @@ def test_a_head_over_the_limit_is_refused(server, complete):
     assert b'"code":"headers_too_large"' in seen
 
 
+@pytest.mark.parametrize(("count", "status"), [(256, b"200"), (257, b"431")])
+def test_headers_are_counted(server, count, status):
+    lines = b"".join(b"a%d:\r\n" % number for number in range(count))
+    with connected(server) as opened:
+        opened.sendall(b"GET /health HTTP/1.1\r\n" + lines + b"\r\n")
+        seen = read_until(opened, b"}")
+    assert seen.startswith(b"HTTP/1.1 " + status)
+
+
 def test_a_head_under_the_limit_is_accepted_with_a_large_body_behind_it(server):
     with connected(server) as opened:
         opened.sendall(raw_post(padding="x" * 15_000))
@@ -175,9 +184,8 @@ def test_small_writes_are_sent_at_once(server, monkeypatch):
     assert all(seen)
 
 
-def test_too_many_connections_are_told_so(serve_app, monkeypatch):
-    server = serve_app(FakeGateway())
-    monkeypatch.setattr(serving, "_connections_max", lambda: 2)
+def test_too_many_connections_are_told_so(serve_app):
+    server = serve_app(FakeGateway(), ServerSection(listen="127.0.0.1:0", connections_max=2))
     with connected(server) as first, connected(server) as second:
         for opened in (first, second):
             opened.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -366,3 +374,30 @@ def test_stopping_cuts_off_clients_that_do_not_read(monkeypatch, caplog, stream)
         took_s = time.monotonic() - began
     assert took_s < 0.95
     assert not caplog.records
+
+
+def test_a_drain_refuses_bodies_that_are_still_coming_and_nothing_else(serve_app):
+    go_on = asyncio.Event()
+    gateway = FakeGateway(lambda call: Script([Delta(0, "Hello", 1), Hold(go_on), finished()]))
+    server = serve_app(gateway)
+    with connected(server) as running, connected(server) as sending, connected(server) as idle:
+        running.sendall(raw_post(stream=True))
+        read_until(running, b"Hello")
+        sending.sendall(raw_post()[:-1])
+        idle.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        read_until(idle, b"}")
+
+        async def drain() -> None:
+            server.transport.drain()
+
+        async def let_go() -> None:
+            go_on.set()
+
+        server.call(drain)
+        seen = read_all(sending)
+        assert seen.startswith(b"HTTP/1.1 503 ")
+        assert b'"code":"draining"' in seen
+        idle.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 200 " in read_until(idle, b"}")
+        server.call(let_go)
+        assert b"[DONE]" in read_until(running, b"[DONE]")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sluice.config.sections import ServerSection
-from sluice.core.tenants import TenantLimits
+from sluice.core.limits import TenantLimits
 from sluice.server.limits import Limits
 from sluice.testing.served import Served, served
 from tests.cluster.overload_rig import OverloadRig

@@ -14,7 +14,7 @@ import pytest
 from sluice.config.explain import toml_value
 from sluice.config.schema import keys_of
 from sluice.config.sections import ModelSection, ServerSection, SloSection
-from sluice.core.tenants import TenantLimits
+from sluice.core.limits import TenantLimits
 from sluice.telemetry.metric_table import METRICS
 from sluice.testing.served import Served, served
 from tests.cluster.overload_rig import OverloadRig, S

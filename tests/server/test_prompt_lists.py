@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
-from sluice.config.sections import ServerSection, TenantSection
-from sluice.core.tenants import TenantLimits
+from sluice.config.sections import ServerSection, SloSection, TenantSection
+from sluice.core.limits import TenantLimits
 from tests.server.test_overload_page import KEY, SECTION, Busy, Start, complete, start
 
 __all__ = ["start"]
@@ -35,6 +35,7 @@ def test_more_prompts_than_places_can_never_be_served(start: Start):
     [
         ({"concurrency": 2}, "this account may have 2 at the same time"),
         ({"requests_per_minute": 2}, "this account may send 2 in a minute"),
+        ({"tokens_per_minute": 38}, "they reserve 39 tokens, and this account may use 38 in a"),
     ],
 )
 def test_more_prompts_than_a_tenant_may_ever_have_are_refused_as_such(start: Start, limits, words):
@@ -70,3 +71,19 @@ def test_a_list_that_is_served_counts_every_prompt(start: Start):
     assert complete(server, KEY, prompt=PROMPTS).status == 200
     answer = complete(server, KEY)
     assert int(answer.headers["x-ratelimit-remaining-requests"]) == 60 - len(PROMPTS) - 1
+
+
+def test_answers_that_may_be_shortened_count_as_such(start: Start):
+    limits = {"tokens_per_minute": 38}
+    server, _ = start(
+        SECTION,
+        slots=4,
+        slo={"short": SloSection(overload=("shorten", "queue"), shorten_tokens=2)},
+        tenants=(TenantLimits("acme", **limits),),
+        sections={"acme": TenantSection(slo="short", **limits)},
+    )
+    # What is refused here may be served at another time, when some answers are shortened.
+    answer = complete(server, KEY, prompt=PROMPTS)
+    assert (answer.status, answer.error["code"]) == (429, "tokens_per_minute")
+    answer = complete(server, {**KEY, "x-sluice-degrade": "never"}, prompt=PROMPTS)
+    assert (answer.status, answer.error["code"]) == (400, "too_many_prompts")

@@ -22,7 +22,7 @@ from sluice.core.events import (
     Shorten,
 )
 from sluice.core.fleet import Fleet
-from sluice.core.pools import PoolLimits
+from sluice.core.limits import PoolLimits
 from sluice.core.replica import Replica
 from sluice.core.request import COMPLETE, Request
 from sluice.core.roster import BatchingLimits

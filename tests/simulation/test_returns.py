@@ -76,11 +76,16 @@ def test_two_tenants_that_come_back_as_told_are_served_at_the_first_retry(
     for tenant, share in (("heavy", weight), ("light", 1.0)):
         run.poisson(rate, 1, 90, tenant=tenant, weight=share, retries=9, **NO_TARGET)
     run.run()
+    told = [call for call in run.calls.values() if call.tries > 1]
+    assert served_at_first(told) >= 0.9
     for tenant in ("heavy", "light"):
-        calls = [c for c in run.calls.values() if c.request.tenant == tenant and c.tries > 1]
-        assert len(calls) > 30
-        at_first = [call for call in calls if call.tries == 2 and call.first_ns is not None]
-        assert len(at_first) >= 0.9 * len(calls), (tenant, len(at_first), len(calls))
+        own = [call for call in told if call.request.tenant == tenant]
+        assert len(own) > 30
+        assert served_at_first(own) >= 0.85, tenant
+
+
+def served_at_first(told):
+    return sum(call.tries == 2 and call.first_ns is not None for call in told) / len(told)
 
 
 def test_bookings_lapse_while_nothing_happens():

@@ -6,7 +6,7 @@ from collections import Counter
 from sluice.core.costmodel import Coefficients, FixedCostModel
 from sluice.core.events import Dispatch, End, Ended, Fail, Reject, ReplicaLimits, StartReplica
 from sluice.core.fleet import Fleet
-from sluice.core.pools import PoolLimits
+from sluice.core.limits import PoolLimits
 from sluice.core.replica import Replica
 from sluice.core.request import EndReason, Request
 from sluice.core.roster import BatchingLimits

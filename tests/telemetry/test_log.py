@@ -1,5 +1,7 @@
 """Log lines in both forms, one per event whatever the message holds."""
 
+import asyncio
+import gc
 import io
 import json
 import logging
@@ -7,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sluice.telemetry.log import Format, Level, set_up
+from sluice.telemetry.log import Format, Level, set_up, unhandled
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +75,42 @@ def test_levels_are_kept_and_a_second_set_up_replaces_the_first() -> None:
     log.error("shown")
     assert first.getvalue() == ""
     assert second.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_words_of_an_exception_are_left_out_since_they_may_quote_a_prompt(form: Format) -> None:
+    log, stream = logged(form)
+    words = "a prompt"
+    try:
+        try:
+            raise KeyError(words)
+        except KeyError as cause:
+            raise ValueError(f"cannot read '{words}'") from cause
+    except ValueError:
+        log.exception("request %s failed", "r1")
+    written = stream.getvalue()
+    assert "cannot read 'a" not in written
+    assert "KeyError: " not in written
+    assert written.index("KeyError") < written.index("ValueError")
+    assert "test_log.py" in written
+
+
+def test_what_nobody_waits_for_in_an_event_loop_is_written_without_its_words() -> None:
+    _, stream = logged("text")
+    words = "a prompt"
+
+    async def forget() -> None:
+        asyncio.get_running_loop().set_exception_handler(unhandled)
+
+        async def fail() -> None:
+            raise ValueError(words)
+
+        task = asyncio.create_task(fail())
+        await asyncio.wait([task])
+        del task
+        gc.collect()
+
+    asyncio.run(forget())
+    assert "Task exception was never retrieved" in stream.getvalue()
+    assert "ValueError" in stream.getvalue()
+    assert "a prompt" not in stream.getvalue()

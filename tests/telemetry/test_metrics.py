@@ -24,7 +24,8 @@ from sluice.core.events import (
     Tick,
 )
 from sluice.core.fleet import Fleet
-from sluice.core.pools import PoolLimits, PoolView
+from sluice.core.limits import PoolLimits
+from sluice.core.pools import PoolView
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.telemetry.metric_table import METRICS, VLLM_ALIASES, Outcome, bucket_problems
 from sluice.telemetry.metrics import REFUSAL_REASONS, Metrics

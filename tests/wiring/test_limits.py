@@ -4,11 +4,10 @@ from dataclasses import fields
 
 from sluice.config.sections import ModelSection, TenantSection
 from sluice.core.events import ReplicaLimits
-from sluice.core.pools import PoolLimits
+from sluice.core.limits import PoolLimits, TenantLimits
 from sluice.core.roster import BatchingLimits, BatchingPolicy
-from sluice.core.tenants import TenantLimits
 from sluice.wiring.gateway import pool_limits, tenant_limits
-from sluice.wiring.replica import batching_limits
+from sluice.wiring.replica_life import batching_limits
 
 S = 1_000_000_000
 

@@ -13,6 +13,7 @@ from sluice.config.explain import Entry, default_text, explain
 from sluice.config.load import file_text, load_settings, settings_file
 from sluice.config.sources import Override
 from sluice.core.errors import ConfigError
+from sluice.server.transport import Transport
 from sluice.wiring.defaults import models_of
 
 _EXAMPLES = """\b
@@ -55,7 +56,9 @@ def check(
     problems: tuple[str, ...] = ()
     warnings: list[str] = []
     try:
-        warnings = list(cautions(load_settings(config, overrides).settings))
+        settings = load_settings(config, overrides).settings
+        warnings = list(cautions(settings))
+        Transport.of(settings.server)  # reads the certificate
     except ConfigError as error:
         problems = error.problems
     if as_json:

@@ -21,6 +21,8 @@ COMMANDS = {
     "models": ("sluice.cli.models", "List, fetch and remove models."),
     "config": ("sluice.cli.config", "Check settings, explain them, print the defaults."),
     "plan": ("sluice.cli.plan", "GPUs, cost and limits for a load and its targets."),
+    "simulate": ("sluice.cli.simulate", "A fleet under a load or a trace, in virtual time."),
+    "replay": ("sluice.cli.replay", "Recorded traffic again, under other settings."),
     "trace": ("sluice.cli.trace", "One request's life, phase by phase."),
 }
 

@@ -1,21 +1,22 @@
 """``sluice plan``: the fleet for a load and its targets, with what it rests on."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from sluice.cli.options import print_json
-from sluice.cli.plan_report import document, print_plan
+from sluice.cli.plan_document import document, slots_document
+from sluice.cli.plan_page import write_page
+from sluice.cli.plan_question import answer, answer_slots, entries_of, missing
+from sluice.cli.plan_report import print_plan, print_slots
 from sluice.cli.plan_tables import listed, print_listed
-from sluice.config.units import parse_duration_s, parse_size_bytes
-from sluice.planner.estimate import Load, Targets
+from sluice.config.units import parse_duration_s
+from sluice.planner.estimate import BATCH_MAX
+from sluice.planner.memory import MEMORY_SHARE
 from sluice.planner.names import CannotPlan, NoFleet
-from sluice.planner.plan import ENGINES, Question, plan
-from sluice.planner.steady import Lengths
-from sluice.planner.tables import Tables, own_tables, with_user_table
-from sluice.planner.weight_files import weights_bytes
+from sluice.planner.question import ENGINES
+from sluice.planner.steady import CHUNK_TOKENS_MAX
 
 _EXAMPLES = """\b
 Examples:
@@ -23,6 +24,11 @@ Examples:
       --input 3500 --output 500 --ttft 1s --tpot 50ms
   sluice plan --model gpt-oss-120b --gpu b200 --tp 2 --rps 50 \\
       --input 1000 --output 300 --ttft 500ms --tpot 20ms --explain
+  sluice plan --model llama-3.1-70b --gpu h100,h200,b200 --precision fp8,fp4 \\
+      --rps 100 --input 1000 --output 300 --ttft 1s --tpot 50ms --html plan.html
+  sluice plan --model llama-3.1-8b --gpu h100 --tp 1 --rps 40 --input 1000 \\
+      --output 300 --ttft 1s --tpot 40ms --calibrate concurrency=64,tpot=15ms
+  sluice plan --model llama-3.1-8b --gpu l4 --slots 4 --context 32768
   sluice plan --model ./config.json --gpu mi300x --precision bf16 --rps 5 \\
       --input 2000 --output 200 --ttft 2s --tpot 80ms --json
 """
@@ -38,6 +44,18 @@ How to read a plan:
   cost                  lowest to highest price that sellers ask for the GPUs
   leaned on             the published measurements nearest to the question;
                         they correct the formula and set the width of bands
+  margins               headroom and utilisation multiply: 30 % and 75 % leave
+                        58 % of the SLO rate in use at --rps
+
+\b
+--calibrate: a measurement of this deployment overrides what was published.
+  rate=2.1,tpot=31ms              requests per second of one replica, and the
+                                  median time between tokens at that rate
+  concurrency=64,tpot=31ms        or how many requests are in it; ttft=400ms
+                                  (median) may follow both
+  result.json                     what sluice bench --json wrote
+  JOURNAL                         the folder of a journal: its steps
+The best point is at about half of the load; more points also turn the curve.
 
 \b
 --tables FILE adds models and GPUs, or replaces ours of the same name:
@@ -55,7 +73,9 @@ How to read a plan:
   bf16_tflops = 989.0           # dense; also fp8_tflops, fp4_tflops
   link = "nvlink"               # or "pcie", the default
   link_gb_s = 900.0             # both directions
-  usd_per_hour_low = 2.0        # optional, as usd_per_hour_high, price_date
+  [prices.h100]                 # prices alone, of a GPU that has an entry
+  usd_per_hour_low = 2.0        # and, where they differ, usd_per_hour_high
+  price_date = "2026-11"
 
 \b
 Exit codes: 0 a plan, 1 no fleet can do this, 2 bad input.
@@ -96,7 +116,7 @@ def _print_list(context: click.Context, _parameter: click.Parameter, wanted: boo
     if not wanted:
         return
     try:
-        document = listed(_entries(context.params.get("tables")))
+        document = listed(entries_of(context.params.get("tables")))
     except CannotPlan as error:
         raise _refused(error) from None
     if context.params.get("as_json"):
@@ -107,11 +127,16 @@ def _print_list(context: click.Context, _parameter: click.Parameter, wanted: boo
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--model", required=True, help="A name that --list shows, or a config.json.")
-@click.option("--gpu", required=True, help="A name that --list shows.")
+@click.option("--model", help="A name that --list shows, or a config.json.")
+@click.option("--gpu", "gpus", multiple=True, help="A name that --list shows; several with commas.")
 @click.option("--tp", type=int, help="Tensor parallelism. Default: what needs the fewest GPUs.")
 @click.option("--dp", type=int, default=1, show_default=True, help="Groups that share experts.")
-@click.option("--precision", help="bf16, fp8, fp4, int4 …; default: fp8 where the GPU has it.")
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    help="bf16, fp8, fp4, int4 …, or several with commas; default: fp8 where the GPU has it.",
+)
 @click.option("--kv", "kv_format", help="Format of the KV cache. Default: that of the precision.")
 @click.option(
     "--engine",
@@ -119,12 +144,28 @@ def _print_list(context: click.Context, _parameter: click.Parameter, wanted: boo
     show_default=True,
     help=f"Engine that the estimate is for: {', '.join(ENGINES)}.",
 )
-@click.option("--rps", type=float, required=True, help="Requests per second, all together.")
-@click.option("--input", "prompt", type=float, required=True, help="Mean prompt tokens.")
-@click.option("--output", type=float, required=True, help="Mean output tokens.")
+@click.option("--rps", type=float, help="Requests per second, all together.")
+@click.option("--input", "prompt", type=float, help="Mean prompt tokens.")
+@click.option("--output", type=float, help="Mean output tokens.")
+@click.option(
+    "--output-variation",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Standard deviation of outputs over their mean; chat has about 1.",
+)
 @click.option("--cached", type=float, default=0.0, help="Share of the prompt in a prefix cache.")
-@click.option("--ttft", type=_Duration(), required=True, help='Target, for example "1s".')
-@click.option("--tpot", type=_Duration(), required=True, help='Target, for example "50ms".')
+@click.option("--ttft", type=_Duration(), help='Target, for example "1s".')
+@click.option("--tpot", type=_Duration(), help='Target, for example "50ms".')
+@click.option(
+    "--e2e", type=_Duration(), help="Target from the question to the last token, of a mean output."
+)
+@click.option(
+    "--retrieval",
+    type=_Duration(),
+    default="0s",
+    help="Time before the prompt is known, at --percentile: part of TTFT and of --e2e.",
+)
 @click.option(
     "--percentile",
     type=float,
@@ -148,6 +189,37 @@ def _print_list(context: click.Context, _parameter: click.Parameter, wanted: boo
 )
 @click.option("--spare", type=int, default=0, show_default=True, help="Replicas that may fail.")
 @click.option(
+    "--zones",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Zones that replicas are spread over; one of several may fail.",
+)
+@click.option(
+    "--batch",
+    type=int,
+    default=BATCH_MAX,
+    show_default=True,
+    help="Most requests in one step of an engine (vLLM: --max-num-seqs).",
+)
+@click.option(
+    "--chunk",
+    type=int,
+    default=int(CHUNK_TOKENS_MAX),
+    show_default=True,
+    help="Most prompt tokens in one step (vLLM: --max-num-batched-tokens).",
+)
+@click.option(
+    "--memory-share",
+    type=float,
+    default=MEMORY_SHARE,
+    show_default=True,
+    help="Share of the memory that the engine takes.",
+)
+@click.option(
+    "--calibrate", multiple=True, metavar="POINT", help="A measurement of yours; see below."
+)
+@click.option(
     "--tables",
     type=click.Path(path_type=Path),
     is_eager=True,
@@ -161,7 +233,22 @@ def _print_list(context: click.Context, _parameter: click.Parameter, wanted: boo
 @click.option(
     "--beside", multiple=True, metavar="NAME=SIZE", help="Other weights, as encoder=1.2GiB."
 )
-@click.option("--explain", is_flag=True, help="Show what each number rests on.")
+@click.option(
+    "--simulate",
+    type=int,
+    metavar="REQUESTS",
+    help="Find the SLO rate by simulating sluice's policy, so many requests a run.",
+)
+@click.option("--slots", type=int, help="Ask instead whether so many parallel requests fit.")
+@click.option("--context", type=int, help="With --slots: tokens that each slot is given.")
+@click.option("--divided", is_flag=True, help="With --slots: --context is divided among them.")
+@click.option("--explain", is_flag=True, help="Show formula, inputs and source of each number.")
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write a report with plots to this file; it loads nothing.",
+)
 @click.option("--json", "as_json", is_flag=True, is_eager=True, help="Print one JSON document.")
 @click.option(
     "--list",
@@ -170,54 +257,40 @@ def _print_list(context: click.Context, _parameter: click.Parameter, wanted: boo
     callback=_print_list,
     help="List models, GPUs, precisions and engines, and end.",
 )
-def command(*, as_json: bool, explain: bool, **asked: Any) -> None:
+def command(*, as_json: bool, explain: bool, page: Path | None, **asked: Any) -> None:
     """How many GPUs serve a load within its targets, what binds, and what would help.
 
-    The estimate is for the engine that --engine names, from published measurements. This release
-    of sluice serves its embedded engine itself and puts no such engine behind its gateway.
+    The estimate is for the engine that --engine names, from published measurements or your own.
+    With several GPUs or precisions the cheapest plan is shown, and what answers faster.
     """
+    absent = missing(asked)
+    if absent:
+        raise click.UsageError(f"Missing {', '.join(absent)}.")
     try:
-        found = plan(_question(asked))
+        if asked["slots"] is not None:
+            _show_slots(asked | {"page": page}, as_json=as_json)
+            return
+        found = answer(asked)
     except CannotPlan as error:
         raise _refused(error) from None
+    shown = document(found, explain=explain)
+    if page is not None:
+        try:
+            write_page(page, found, document(found, explain=True))
+        except CannotPlan as error:
+            raise _refused(error) from None
     if as_json:
-        print_json(document(found, explain=explain))
+        print_json(shown)
     else:
-        print_plan(found, explain=explain)
+        print_plan(found, shown)
 
 
-def _question(asked: Mapping[str, Any]) -> Question:
-    """The question in the planner's words; options that it calls the same pass as they are."""
-    entries = _entries(asked["tables"])
-    weights = asked["weights"]
-    return Question(
-        shape=entries.model(asked["model"]),
-        accelerator=entries.accelerator(asked["gpu"]),
-        rate_rps=asked["rps"],
-        load=Load(Lengths(asked["prompt"], asked["output"], asked["cached"])),
-        targets=Targets(asked["ttft"], asked["tpot"], asked["percentile"]),
-        precision=asked["precision"],
-        kv_format=asked["kv_format"],
-        tensor=asked["tp"],
-        groups=asked["dp"],
-        engine_name=asked["engine"],
-        headroom=asked["headroom"],
-        utilisation=asked["utilisation"],
-        spare=asked["spare"],
-        file_bytes=None if weights is None else float(weights_bytes(weights)),
-        beside=tuple(_named_size(text) for text in asked["beside"]),
-    )
-
-
-def _entries(path: Path | None) -> Tables:
-    return own_tables() if path is None else with_user_table(own_tables(), path)
-
-
-def _named_size(text: str) -> tuple[str, float]:
-    name, equals, size = text.partition("=")
-    if not (name and equals):
-        raise CannotPlan(f"--beside {text!r} is not NAME=SIZE, for example encoder=1.2GiB")
-    try:
-        return name, float(parse_size_bytes(size))
-    except ValueError as error:
-        raise CannotPlan(f"--beside {name}: {error}") from None
+def _show_slots(asked: dict[str, Any], *, as_json: bool) -> None:
+    """Slots that do not fit are a finding."""
+    found = answer_slots(asked)
+    if as_json:
+        print_json(slots_document(found))
+    else:
+        print_slots(found)
+    if not found.verdict.fits:
+        click.get_current_context().exit(1)

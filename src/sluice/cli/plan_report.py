@@ -1,4 +1,4 @@
-"""A plan as ``sluice plan`` shows it: one JSON document, or lines for readers.
+"""A plan for readers of a terminal.
 
 Called by ``plan.py``. It words and rounds what the planner found; nothing is estimated here.
 """
@@ -6,132 +6,152 @@ Called by ``plan.py``. It words and rounds what the planner found; nothing is es
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from sluice.cli.plan_question import SlotsAnswer
+from sluice.planner.candidates import Candidates
+from sluice.planner.estimate import Moment
+from sluice.planner.knobs import GAIN_MIN
 from sluice.planner.names import shown_s
-from sluice.planner.plan import Plan, knobs
+from sluice.planner.plan import Plan
 from sluice.planner.predict import Band
-from sluice.planner.steady import steady_state
 
 _GIB = 2.0**30
+_BINDING = {
+    "tpot": "time per token: more requests in a replica would miss the TPOT target",
+    "ttft": "time to first token: more requests per second would miss the TTFT target",
+    "e2e": "end-to-end time: a higher rate would miss that target",
+    "kv memory": "KV memory: no more requests fit into a replica",
+    "batch limit": "batch limit: the engine takes no more requests into a step",
+    "capacity": "capacity: no higher rate leaves a stable queue",
+}
 
 
-def document(found: Plan, *, explain: bool) -> dict[str, Any]:
-    """The plan as one JSON document."""
-    replica, deployment = found.replica, found.model.deployment
-    cost = found.cost_usd_per_hour
-    result: dict[str, Any] = {
-        "model": deployment.shape.name,
-        "gpu": deployment.accelerator.name,
-        "precision": found.model.precision,
-        "tensor_parallel": deployment.layout.tensor,
-        "data_parallel": deployment.layout.groups,
-        "engine": found.model.engine_name,
-        "per_replica": {
-            "capacity_rps": _band(replica.capacity_rps),
-            "slo_rps": _band(replica.slo_rps),
-        },
-        "replicas": found.replicas,
-        "replicas_low": found.replicas_low,
-        "replicas_high": found.replicas_high,
-        "gpus": found.devices,
-        "planned_share_of_slo_rate": found.planned_share,
-        "planned_share_without_spare": found.share_without_spare,
-        "kv": {
-            "bytes_per_token": found.kv_bytes_per_token,
-            "tokens_max": replica.kv_tokens_max,
-            "sequences_max": replica.sequences_max,
-        },
-        "binding": replica.binding,
-        "prefill_share": replica.prefill_share,
-        "cost_usd_per_hour": None
-        if cost is None
-        else {"low": cost[0], "high": cost[1], "date": found.question.accelerator.price_date},
-        "leaned_on": list(replica.residual.leaned_on),
-        "notes": list(found.notes),
-        "knobs": [{"change": each.change, "gain": each.gain} for each in knobs(found)],
-    }
-    if explain:
-        result["explain"] = _explained(found)
-    return result
-
-
-def _band(band: Band) -> dict[str, float]:
-    return {"estimate": band.estimate, "low": band.low, "high": band.high}
-
-
-def _explained(found: Plan) -> dict[str, Any]:
-    replica, model = found.replica, found.model
-    lengths = found.question.load.lengths
-    at = replica.at_slo
-    concurrency = float(replica.sequences_max) if at is None else at.concurrency
-    level, coefficients = model.level
-    state = steady_state(model.deployment, lengths, concurrency, others=model.others)
-    residual = model.residual(lengths, concurrency)
-    return {
-        "memory_gib": {name: value / _GIB for name, value in replica.budget.lines().items()},
-        "coefficients": f"{level}, {model.fit.kind} fit of {model.fit.date}",
-        "requests_in_replica": concurrency,
-        "tpot_s": None if at is None else at.tpot_s,
-        "ttft_s": None if at is None else at.ttft_s,
-        "decode_step_s": coefficients.parts_s(state.decode),
-        "step_with_prefill_s": coefficients.parts_s(state.mixed),
-        "share_of_steps_with_prefill": state.mixed_share,
-        "measured_over_calculated": {
-            "log_mean": residual.mean,
-            "log_half_width_80": residual.half_width,
-        },
-    }
-
-
-def print_plan(found: Plan, *, explain: bool) -> None:
-    """The same for readers."""
+def print_plan(found: Candidates, shown: dict[str, Any]) -> None:
+    """The best plan and what is beside it; ``shown`` is the same as a document."""
     console = Console(highlight=False)
-    replica, question, model = found.replica, found.question, found.model
-    layout = model.deployment.layout
-    console.print(
-        f"[bold]{_counted(found.replicas, 'replica')}, {found.devices} x "
-        f"{question.accelerator.name}[/bold] for {_number(question.rate_rps)} req/s of "
-        f"{question.shape.name} ({model.precision}, tensor parallel {layout.tensor}, "
-        f"{model.engine_name})",
-        soft_wrap=True,
-    )
-    for name, value in _rows(found):
+    best = found.best
+    replica, model = best.replica, best.model
+    console.print(headline(best), soft_wrap=True, style="bold")
+    for name, value in rows_of(best):
         console.print(f"  {name:<22} {value}", soft_wrap=True)
-    for note in found.notes:
+    for note in best.notes:
         console.print(f"  note: {note}", soft_wrap=True)
-    gains = knobs(found)
-    if gains:
-        console.print("What would help (SLO rate per GPU):")
-        for knob in gains:
-            console.print(f"  x {knob.gain:.2f}  {knob.change}")
-    console.print("Leaned on (the nearest published measurements; they correct the formula):")
+    _print_knobs(console, shown["knobs"])
+    _print_others(console, found)
+    console.print(
+        "Leaned on (your measurements):"
+        if model.calibration is not None
+        else "Leaned on (the nearest published measurements; they correct the formula):"
+    )
     for each in replica.residual.leaned_on:
         console.print(f"  {each}", soft_wrap=True)
-    if explain:
-        _print_explained(console, _explained(found))
+    if "explain" in shown:
+        _print_explained(console, shown["explain"])
 
 
-def _rows(found: Plan) -> list[tuple[str, str]]:
+def headline(found: Plan) -> str:
+    """The fleet in one line."""
+    question, model = found.question, found.model
+    layout = model.deployment.layout
+    spread = f"tensor parallel {layout.tensor}"
+    if layout.groups > 1:
+        spread += f", data parallel {layout.groups}"
+    return (
+        f"{_counted(found.replicas, 'replica')}, {found.devices} x {question.accelerator.name} "
+        f"for {_number(question.rate_rps)} req/s of {question.shape.name} ({model.precision}, "
+        f"{spread}, {model.engine_name})"
+    )
+
+
+def _print_knobs(console: Console, tried: list[dict[str, Any]]) -> None:
+    """Those that help one by one, the others in one line with what they would cost."""
+    helping = [knob for knob in tried if knob["gain"] > GAIN_MIN]
+    if helping:
+        console.print("What would help (planned rate per GPU):")
+    for knob in helping:
+        console.print(f"  x {knob['gain']:.2f}  {knob['change']}")
+    rest = [f"{knob['change']} x {knob['gain']:.2f}" for knob in tried if knob not in helping]
+    if rest:
+        console.print(f"What would not: {'; '.join(rest)}", soft_wrap=True)
+
+
+def _print_others(console: Console, found: Candidates) -> None:
+    if found.others:
+        console.print("Dearer and faster per token:")
+    for each in found.others:
+        deployment = each.model.deployment
+        cost = each.cost_usd_per_hour
+        price = "" if cost is None else f", {_number(cost[0])} USD per hour or more"
+        console.print(
+            f"  {each.devices:,} x {deployment.accelerator.name}, {each.model.precision}, tensor "
+            f"parallel {deployment.layout.tensor}: TPOT {shown_s(each.at_forecast.tpot_s)} at "
+            f"{_number(each.question.rate_rps)} req/s{price}",
+            soft_wrap=True,
+        )
+    for reason in found.refused:
+        console.print(f"Not possible: {reason}", soft_wrap=True)
+
+
+def print_slots(found: SlotsAnswer) -> None:
+    """Whether parallel slots fit, each line of the memory of one GPU, and the nearest that fit."""
+    console = Console(highlight=False)
+    verdict = found.verdict
+    slots = verdict.slots
+    words = "fit" if verdict.fits else "do not fit"
+    console.print(
+        f"[bold]{_counted(slots.count, 'slot')} of {slots.request_tokens:,} tokens {words}[/bold] "
+        f"with {found.model} ({found.precision}) on {found.gpus} x {found.gpu}",
+        soft_wrap=True,
+    )
+    if slots.sharing == "divided":
+        console.print(
+            f"  {slots.context_tokens:,} tokens divided among {slots.count}: each request has a "
+            f"context of {slots.request_tokens:,}"
+        )
+    for name, value in verdict.lines().items():
+        console.print(f"  {name:<22} {value / _GIB:8.2f} GiB")
+    console.print(f"  {'KV':<22} {found.kv_bytes_per_token:,.0f} bytes per token")
+    if not verdict.fits:
+        console.print(f"  nearest: {_nearest_slots(found)}", soft_wrap=True)
+    console.print(
+        "  buffers are those of measured start-ups: a real load may differ by more than 5 %, "
+        "compare the KV pool that the engine logs",
+        soft_wrap=True,
+    )
+
+
+def _nearest_slots(found: SlotsAnswer) -> str:
+    verdict = found.verdict
+    slots = verdict.slots
+    if verdict.request_tokens_max < 1:
+        return "not even the weights leave room; more GPUs per replica or a smaller format"
+    context = f"{slots.count} slots at {verdict.request_tokens_max:,}"
+    if verdict.count_max < 1:
+        return context
+    return f"{_counted(verdict.count_max, 'slot')} at {slots.request_tokens:,} tokens, or {context}"
+
+
+def rows_of(found: Plan) -> list[tuple[str, str]]:
+    """What there is to say of the fleet, by name."""
     replica, question = found.replica, found.question
     high = "more than can be planned" if found.replicas_high is None else f"{found.replicas_high}"
     kv = (
         f"{found.kv_bytes_per_token:,.0f} bytes per token, {replica.kv_tokens_max:,} tokens, "
         f"{_counted(replica.sequences_max, 'request')} per replica"
     )
-    target = f"p{question.targets.percentile:g} of TTFT and TPOT in target"
+    target = f"p{question.targets.percentile:g} in the targets"
     bands = "bands, also those in (), hold the true value four times of five"
-    ours = "this release of sluice serves its embedded engine itself"
     rows = [
         ("capacity per replica", f"{_range(replica.capacity_rps)} req/s, at any latency"),
         ("SLO rate per replica", f"{_range(replica.slo_rps)} req/s, {target}"),
-        ("what binds", replica.binding),
+        ("  latencies there", _latencies(found, replica.at_slo)),
+        (f"at {_number(question.rate_rps)} req/s", _latencies(found, found.at_forecast)),
+        ("what binds", _BINDING[replica.binding]),
         ("replicas, 80 % band", f"{found.replicas_low} to {high}; {bands}"),
         ("margins", _margins(found)),
         ("KV", kv),
         ("prefill", f"{replica.prefill_share:.0%} of the time"),
         ("beyond the SLO rate", "sluice queues while targets hold, then degrades or refuses"),
-        ("engine", f"estimated for {found.model.engine_name}; {ours}"),
     ]
     if found.cost_usd_per_hour is not None:
         rows.append(("cost", _cost(found, *found.cost_usd_per_hour)))
@@ -145,10 +165,24 @@ def _margins(found: Plan) -> str:
         f"replicas: {_percent(found.planned_share)} of the SLO rate in use at "
         f"{_number(question.rate_rps)} req/s"
     )
-    if question.spare:
+    if found.may_fail:
         without = _percent(found.share_without_spare)
-        words += f", {without} when {_counted(question.spare, 'replica')} failed"
+        zone = " (a zone)" if question.zones > 1 and found.may_fail > question.spare else ""
+        words += f", {without} when {_counted(found.may_fail, 'replica')}{zone} failed"
     return words
+
+
+def _latencies(found: Plan, at: Moment | None) -> str:
+    assert at is not None  # noqa: S101 - a plan without a rate is refused
+    question = found.question
+    retrieval_s = question.targets.retrieval_s
+    whole_s = at.e2e_s(question.load.lengths.output) + retrieval_s
+    words = (
+        f"TTFT {shown_s(at.ttft_s + retrieval_s)}, TPOT {shown_s(at.tpot_s)}, end-to-end "
+        f"{shown_s(whole_s)} at p{question.targets.percentile:g}, with "
+        f"{at.concurrency:.3g} requests in a replica"
+    )
+    return words + (f"; {shown_s(retrieval_s)} of it retrieval" if retrieval_s else "")
 
 
 def _cost(found: Plan, low: float, high: float) -> str:
@@ -178,16 +212,16 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _print_explained(console: Console, explained: dict[str, Any]) -> None:
-    table = Table(title="What the numbers rest on", show_header=False)
-    for name, value in explained.items():
-        if isinstance(value, dict):
-            for part, number in value.items():
-                unit = f"{number * 1e3:.3f} ms" if name.endswith("_s") else f"{number:.3f}"
-                table.add_row(f"{name.removesuffix('_s').replace('_', ' ')}: {part}", unit)
-        elif isinstance(value, float):
-            unit = shown_s(value) if name.endswith("_s") else f"{value:.3f}"
-            table.add_row(name.removesuffix("_s").replace("_", " "), unit)
-        else:
-            table.add_row(name.replace("_", " "), str(value))
-    console.print(table)
+def _print_explained(console: Console, explained: dict[str, dict[str, Any]]) -> None:
+    console.print("What each number is:")
+    for path, each in explained.items():
+        value = "" if each["value"] is None else f" = {_value(each['value'])} {each['unit']}"
+        inputs = ", ".join(f"{name} {_value(held)}" for name, held in each["inputs"].items())
+        console.print(f"  [bold]{path}[/bold]{value}", soft_wrap=True)
+        given = f" ({inputs})" if inputs else ""
+        console.print(f"      {each['formula']}{given}", soft_wrap=True, markup=False)
+        console.print(f"      from: {each['source']}", soft_wrap=True, markup=False)
+
+
+def _value(value: float | str) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

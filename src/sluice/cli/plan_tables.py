@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from sluice.planner.formats import PRECISIONS
-from sluice.planner.plan import ENGINES
+from sluice.planner.question import ENGINES
 from sluice.planner.tables import Tables
 
 

@@ -2,23 +2,26 @@
 
 import asyncio
 import re
-import signal
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 
 from sluice.cli.options import settings_options
 from sluice.cli.progress import PreparationProgress
+from sluice.cli.signals import listen_to_signals
 from sluice.cli.welcome import welcome
 from sluice.config.cautions import cautions
 from sluice.config.load import load_settings
 from sluice.config.sources import Override
 from sluice.runtime.clock import monotonic_ns
 from sluice.server.serve import address_of, bind, new_event_loop
+from sluice.server.transport import Transport
 from sluice.telemetry import log
 from sluice.wiring.defaults import models_of
 from sluice.wiring.gateway import make_gateway, prepare
+from sluice.wiring.operations import RunningServer
 from sluice.wiring.serving import Stop, run_server
 
 _EXAMPLES = """\b
@@ -27,6 +30,7 @@ Examples:
   sluice serve smollm2-135m-instruct --listen 127.0.0.1:9000
   sluice serve ./model.gguf --set server.grace=10s
   sluice serve hf:ORG/REPO/FILE.gguf
+  sluice serve sim:llama-3.1-70b@h100x4
   sluice serve -c sluice.toml
 """
 
@@ -77,19 +81,23 @@ def command(
 ) -> None:
     """Serve MODEL, or what the settings name, behind the OpenAI API.
 
-    MODEL is a catalogue name, the path of a GGUF file or of a folder with OpenVINO IR, or
-    hf:ORG/REPO/FILE.gguf. With neither MODEL nor models in the settings, the catalogue's default
+    MODEL is a catalogue name, the path of a GGUF file or of a folder with OpenVINO IR,
+    hf:ORG/REPO/FILE.gguf, or sim:MODEL@GPUxN, which simulates a model on GPUs that are not here. With neither MODEL nor models in the settings, the catalogue's default
     model is served. Clients ask for a file or folder by its name without .gguf, in lower case and
     with '-' for each run of other characters than letters, digits, '_' and '-'. Ctrl-C lets running
-    requests finish; a second one ends them.
+    requests finish; a second one ends them. SIGHUP reads the settings again and applies what can
+    change without a restart.
     """
     given = list(overrides)
     if listen is not None:
         given.append(Override(("server", "listen"), listen, "--listen"))
     if model is not None:
         given.append(Override(("models", model_name(model), "source"), model, "MODEL"))
-    settings = load_settings(config, given).settings
+    read = partial(load_settings, config, given)
+    loaded = read()
+    settings = loaded.settings
     log.set_up("gateway")
+    transport = Transport.of(settings.server)
     listener = bind(settings.server)
     with PreparationProgress() as progress:
         prepared = prepare(models_of(settings), settings.catalogue, progress.update)
@@ -105,13 +113,15 @@ def command(
         click.echo(f"loading done, {load_s:.1f} s", err=True)
         server = settings.server
         needs_key = bool(server.api_key_digests or server.tenant_key_digests)
-        click.echo(welcome(gateway.pools(), address_of(listener), needs_key=needs_key), err=True)
+        address = address_of(listener, transport.scheme)
+        click.echo(welcome(gateway.pools(), address, needs_key=needs_key), err=True)
 
     async def run() -> None:
-        stop = Stop()
-        _stop_on_signals(stop)
-        click.echo("loading " + ", ".join(one.name for one in prepared), err=True)
-        await run_server(gateway, settings.server, listener, stop, tell_ready)
+        running, stop = RunningServer(gateway, loaded, read, transport), Stop()
+        asyncio.get_running_loop().set_exception_handler(log.unhandled)
+        listen_to_signals(stop, running.reload)
+        click.echo("loading " + ", ".join(models_of(settings)), err=True)
+        await run_server(running, listener, stop, tell_ready)
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(run())
@@ -122,25 +132,3 @@ def model_name(source: str) -> str:
     if source.startswith("hf:") or "/" in source or source.lower().endswith(".gguf"):
         source = re.sub(r"\.gguf$", "", source.rstrip("/").rpartition("/")[2], flags=re.IGNORECASE)
     return re.sub(r"[^a-z0-9_-]+", "-", source.lower()).strip("-") or "model"
-
-
-def _stop_on_signals(stop: Stop) -> None:
-    """The first signal drains, the second ends what runs, a third ends the process at once."""
-    loop = asyncio.get_running_loop()
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    # A terminal that is closed sends it. Under nohup it is ignored, and stays so.
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-
-    def stop_further() -> None:
-        if not stop.soon.is_set():
-            click.echo("draining; press Ctrl-C again to end running requests", err=True)
-            stop.soon.set()
-            return
-        stop.now.set()
-        for each in numbers:
-            loop.remove_signal_handler(each)
-            signal.signal(each, signal.SIG_DFL)
-
-    for number in numbers:
-        loop.add_signal_handler(number, stop_further)

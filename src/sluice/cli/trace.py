@@ -146,6 +146,8 @@ def _decided(decision: Decision) -> str:
         again = "" if retry is None else f"; retry after {retry:.1f} s"
         numbers = _compared(decision)
         return f"{at} refused with {decision.status} {decision.reason}{numbers}{again}"
+    if decision.error:
+        return f"{at} attempt {decision.attempt} failed at {decision.replica}: {decision.error}"
     again = f" (attempt {decision.attempt})" if decision.attempt > 1 else ""
     text = f"{at} dispatched to {decision.replica}{again}"
     if decision.predicted_wait_ns is not None and decision.waited_ns is not None:

@@ -11,15 +11,21 @@ from typing import Any
 
 from msgspec import structs
 
+from sluice.cluster.forward import Forward
 from sluice.cluster.observer import Observer
+from sluice.cluster.relay import Relay
+from sluice.cluster.remote_model import RemoteModel
 from sluice.cluster.served import ServedModel, ToolCalls
 from sluice.core.errors import InternalError
 from sluice.core.events import Arrived, Cancelled, Dispatch, Reject, Retarget, Shorten
 from sluice.core.request import COMPLETE, EndReason, PhaseTimes, Request, Rung, Usage
-from sluice.runtime.generation import Call, ChoiceEnded, Fault, Finish, Finished
+from sluice.runtime.generation import Call, ChoiceEnded, Delta, Fault, Finish, Finished, RawPrompt
 from sluice.runtime.messages import ChoiceDone, RequestEnded, Submit, Text
 from sluice.runtime.refusals import refusal_error
 from sluice.runtime.streams import PieceStream
+
+# A model whose replicas batch here, or one that remote engines serve.
+AnyModel = ServedModel | RemoteModel
 
 _CLIENT_LEFT = "the client left"
 
@@ -29,13 +35,14 @@ class _Live:
     """A call between its arrival and its one ending."""
 
     call: Call
-    submit: Submit
+    submit: Submit | Forward
     stream: PieceStream
     tools: ToolCalls | None
     admitted_ns: int
     replica: str = ""
     tokens: int = 0
     cancelled: bool = False
+    relay: Relay | None = None
 
     @property
     def request(self) -> Request:
@@ -68,7 +75,11 @@ class LiveCalls:
         return len(self._live)
 
     def add(
-        self, call: Call, submit: Submit, served: ServedModel, on_cancel: Callable[[str], None]
+        self,
+        call: Call,
+        submit: Submit | Forward,
+        served: AnyModel,
+        on_cancel: Callable[[str], None],
     ) -> PieceStream:
         """Take a call in. ``on_cancel`` gets its id when the reader of its stream gives up."""
         request = submit.request
@@ -82,13 +93,19 @@ class LiveCalls:
 
     # ------------------------------------------------------------------------------- on the way
 
-    def dispatched(self, effect: Dispatch) -> Submit:
+    def dispatched(self, effect: Dispatch) -> Submit | Relay:
         """The call goes to a replica; what that replica is to be sent."""
         live = self._live[effect.request_id]
         live.replica = effect.replica_id
-        live.stream.dispatched(effect.replica_id)
         self._observer.dispatched(effect)
-        return live.submit
+        if isinstance(live.submit, Submit):
+            live.stream.dispatched(effect.replica_id)
+            return live.submit
+        if live.relay is None:
+            live.relay = Relay(live.stream, live.submit)
+        live.relay.forward = live.submit
+        live.stream.dispatched(effect.replica_id, live.relay)
+        return live.relay
 
     def shortened(self, effect: Shorten) -> None:
         """The answer is limited to fewer tokens than were asked for; told again, it is one rung."""
@@ -99,12 +116,18 @@ class LiveCalls:
         live.change(output_tokens_max=effect.output_tokens_max, degraded=degraded)
         live.stream.shortened(effect.output_tokens_max)
 
-    def call_for_smaller(self, effect: Retarget) -> Call:
-        """The call as it would be for the smaller model, to be tokenised."""
-        return replace(self._live[effect.request_id].call, model=effect.model)
+    def call_for_smaller(self, effect: Retarget, *, remote: bool) -> Call:
+        """The call as it would be for the smaller model, to be tokenised. Raises ``RequestError``.
+
+        One that was not read so far is read where the smaller model batches here.
+        """
+        call = self._live[effect.request_id].call
+        if not remote and isinstance(call.prompt, RawPrompt):
+            call = replace(call.prompt.understand(), raw=call.prompt)
+        return replace(call, model=effect.model)
 
     def arrive_at_smaller(
-        self, effect: Retarget, submit: Submit, served: ServedModel
+        self, effect: Retarget, submit: Submit | Forward, served: AnyModel
     ) -> Arrived | None:
         """The call goes to the smaller model, if that can hold it; ``None`` where it is over.
 
@@ -113,13 +136,17 @@ class LiveCalls:
         live = self._live.get(effect.request_id)
         if live is None:
             return None
-        prompt = submit.request.prompt
-        output_tokens_max = min(live.request.output_tokens_max, submit.request.output_tokens_max)
-        if not served.holds(len(prompt) + output_tokens_max):
+        asked = submit.request
+        output_tokens_max = min(live.request.output_tokens_max, asked.output_tokens_max)
+        if not served.holds(asked.prompt_tokens + output_tokens_max):
             return self.stay_at_larger(effect)
-        degraded = (*live.request.degraded, Rung.SMALLER)
         request = replace(
-            live.request, prompt=prompt, output_tokens_max=output_tokens_max, degraded=degraded
+            live.request,
+            prompt=asked.prompt,
+            prompt_estimate=asked.prompt_estimate,
+            prefixes=asked.prefixes,
+            output_tokens_max=output_tokens_max,
+            degraded=(*live.request.degraded, Rung.SMALLER),
         )
         live.submit = structs.replace(submit, request=request)
         live.tools = served.tool_calls(live.call)
@@ -144,6 +171,13 @@ class LiveCalls:
         self._observer.text(live.request, message.delta)
         live.tokens += delta.tokens
         live.stream.put(delta)
+
+    def passed(self, request_id: str, tokens: int) -> None:
+        """Output of a remote engine goes out; its text is not looked at."""
+        live = self._live.get(request_id)
+        if live is not None:
+            self._observer.text(live.request, Delta(0, "", tokens))
+            live.tokens += tokens
 
     def end_choice(self, message: ChoiceDone) -> None:
         """One choice is whole."""
@@ -195,8 +229,10 @@ class LiveCalls:
         if live is None:
             return
         request = live.request
-        # The prompt of a call that never reached a replica was not processed.
-        prompt_tokens = len(request.prompt) if live.stream.replica else 0
+        # A prompt was not processed that never reached a replica, or of which a remote one made
+        # nothing.
+        was_computed = live.tokens if live.relay else live.stream.replica
+        prompt_tokens = request.prompt_tokens if was_computed else 0
         usage = Usage(prompt_tokens, 0, live.tokens)
         admission_ns = live.admitted_ns - request.arrived_ns
         rest_ns = self._clock() - live.admitted_ns

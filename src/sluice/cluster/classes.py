@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from sluice.config.sections import SloSection, TenantSection
 from sluice.core.errors import InvalidRequest
-from sluice.core.request import Request, Rung
+from sluice.core.request import LADDER_DEFAULT, Request, Rung
 from sluice.runtime.generation import Call
 from sluice.runtime.refusals import too_many_prompts
 
@@ -22,6 +22,7 @@ UNNAMED_TIERS = ("", "auto", "default")
 # Tiers that OpenAI sells; where no class has that name they are served as the default.
 OPENAI_TIERS = ("flex", "priority", "scale")
 _DEGRADING = (Rung.SHORTEN, Rung.SMALLER)
+_NO_CLASS = SloSection()
 
 
 class ServiceClasses:
@@ -34,8 +35,14 @@ class ServiceClasses:
         default: str | None = None,
     ) -> None:
         self._slo = slo
+        self._ladders = {name: tuple(map(Rung, section.overload)) for name, section in slo.items()}
         self._tenants = tenants
         self._default = default
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The classes that a call can name."""
+        return list(self._slo)
 
     def named(self, call: Call) -> Call:
         """The call with the name of its class, empty for none. Raises ``InvalidRequest``."""
@@ -49,13 +56,21 @@ class ServiceClasses:
             self._check(tier, "service_tier")
         tenant = self._tenants.get(call.tenant)
         own = None if tenant is None else tenant.slo
-        return replace(call, slo_class=own or self._default or "")
+        slo_class = own or self._default or ""
+        return replace(call, slo_class=slo_class) if slo_class else call
 
-    def request(self, call: Call, prompt: tuple[int, ...], output_tokens_max: int) -> Request:
+    def request(
+        self,
+        call: Call,
+        prompt: tuple[int, ...],
+        output_tokens_max: int,
+        prompt_estimate: int = 0,
+        prefixes: tuple[int, ...] = (),
+    ) -> Request:
         """What the policy is told of a call whose class is named."""
-        slo = self._slo.get(call.slo_class, SloSection())
+        slo = self._slo.get(call.slo_class, _NO_CLASS)
         tenant = self._tenants.get(call.tenant)
-        ladder = tuple(Rung(rung) for rung in slo.overload)
+        ladder = self._ladders.get(call.slo_class, LADDER_DEFAULT)
         if not call.may_degrade:
             ladder = tuple(rung for rung in ladder if rung not in _DEGRADING)
         deadlines_ns = (call.deadline_ns, _due_ns(call, slo.e2e_s))
@@ -78,6 +93,8 @@ class ServiceClasses:
             shorten_tokens=slo.shorten_tokens if Rung.SHORTEN in ladder else None,
             body_bytes=call.body_bytes,
             likeness=call.likeness,
+            prompt_estimate=prompt_estimate,
+            prefixes=prefixes,
         )
 
     def check_together(self, calls: Sequence[Call]) -> None:
@@ -90,12 +107,36 @@ class ServiceClasses:
             limit = f"this account may send {tenant.requests_per_minute} in a minute"
             raise too_many_prompts(count, limit)
 
+    def counts_tokens(self, tenant: str) -> bool:
+        """Whether the tenant has a limit of tokens per minute."""
+        section = self._tenants.get(tenant)
+        return section is not None and section.tokens_per_minute is not None
+
+    def check_tokens_together(self, requests: Sequence[Request]) -> None:
+        """Check that the tenant may ever have these tokens at once. Raises ``InvalidRequest``.
+
+        Answers that may be shortened count as such.
+        """
+        limit = self._tenants.get(requests[0].tenant, TenantSection()).tokens_per_minute
+        least = sum(_tokens_least(request) for request in requests)
+        if limit is not None and least > limit:
+            words = f"they reserve {least} tokens, and this account may use {limit} in a minute"
+            raise too_many_prompts(len(requests), words)
+
     def _check(self, name: str, param: str) -> None:
         if name not in self._slo:
             known = ", ".join(sorted(self._slo)) or "none"
             raise InvalidRequest(
                 f"The SLO class {name[:64]!r} is not configured; configured: {known}.", param=param
             )
+
+
+def _tokens_least(request: Request) -> int:
+    """Tokens that a request reserves at least of what its tenant may use."""
+    output_tokens = request.output_tokens_max
+    if request.shorten_tokens is not None:
+        output_tokens = min(output_tokens, request.shorten_tokens)
+    return len(request.prompt) + request.choices * output_tokens
 
 
 def _due_ns(call: Call, target_s: float | None) -> int | None:

@@ -9,31 +9,42 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import assert_never
+from typing import Protocol, assert_never
 
-from sluice.cluster.calls import LiveCalls
+from sluice.cluster.calls import AnyModel, LiveCalls
+from sluice.cluster.forward import Forward
 from sluice.cluster.local import ReplicaListener, ReplicaProcess
 from sluice.cluster.observer import Observer
-from sluice.cluster.readiness import crash_loops, is_whole, readiness
-from sluice.cluster.served import ServedModel
-from sluice.core.errors import ModelLoadError, Overloaded, RequestError
+from sluice.cluster.readiness import crash_loops, is_whole, readiness, serves
+from sluice.cluster.relay import Relay, Turn
+from sluice.cluster.remote import RemoteListener, RemoteReplica
+from sluice.cluster.remote_model import RemoteModel
+from sluice.cluster.upstream_errors import outcome_of, rest_ns_of
+from sluice.core.errors import InternalError, ModelLoadError, Overloaded, RequestError
 from sluice.core.events import (
     Abort,
     Arrived,
+    AttemptFailed,
     Dispatch,
     Ended,
     Fail,
     FleetDraining,
     FleetEffect,
     FleetEvent,
+    Outcome,
     Progress,
+    QuotaLeft,
+    QuotaTold,
+    Reconfigured,
     Reject,
+    ReplicaDraining,
     ReplicaLost,
     ReplicaReady,
     ReplicaReported,
     Retarget,
     Shorten,
     StartReplica,
+    StopReplica,
     Tick,
     WakeAt,
 )
@@ -41,6 +52,7 @@ from sluice.core.fleet import Fleet
 from sluice.core.pools import PoolView
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.core.tenants import Allowance
+from sluice.executors.stream import ClientError, UpstreamError
 from sluice.runtime.generation import Call, Fault, Readiness
 from sluice.runtime.messages import (
     Cancel,
@@ -59,14 +71,20 @@ from sluice.runtime.streams import PieceStream
 
 _log = logging.getLogger(__name__)
 
-Launch = Callable[[str, ReplicaListener], ReplicaProcess]
+
+class AnyListener(ReplicaListener, RemoteListener, Protocol):
+    """Who listens to replicas of both kinds."""
+
+
+AnyReplica = ReplicaProcess | RemoteReplica
+Launch = Callable[[str, AnyListener], AnyReplica]
 
 # After a drain's grace period its calls are ended; replicas may take this long to say so.
 _ENDINGS_S_MAX = 1.0
 
 
 class FleetDriver:
-    """Drives a fleet whose replicas are processes on this machine.
+    """Drives a fleet whose replicas are processes on this machine or engines elsewhere.
 
     ``models`` are told the limits of their replicas. ``replicas`` maps replica ids to their model.
     ``clock`` gives monotonic nanoseconds.
@@ -75,7 +93,7 @@ class FleetDriver:
     def __init__(
         self,
         fleet: Fleet,
-        models: Mapping[str, ServedModel],
+        models: Mapping[str, AnyModel],
         replicas: Mapping[str, str],
         launch: Launch,
         observer: Observer,
@@ -91,8 +109,9 @@ class FleetDriver:
         self._changed = asyncio.Event()
         self._calls = LiveCalls(observer, clock, self._changed.set)
         self._retargets: set[asyncio.Task[None]] = set()
+        self._departures: set[asyncio.Task[None]] = set()
         self._unsent: list[str] = []
-        self._processes = {replica_id: launch(replica_id, self) for replica_id in replicas}
+        self._members = {replica_id: launch(replica_id, self) for replica_id in replicas}
 
     # ------------------------------------------------------------------------------------- calls
 
@@ -114,7 +133,7 @@ class FleetDriver:
             self._observer.turned_away(call, least, reject)
             raise overload_error(reject, call.choices, call.model)
 
-    def admit(self, call: Call, submit: Submit) -> PieceStream:
+    def admit(self, call: Call, submit: Submit | Forward) -> PieceStream:
         """Hand a call to the fleet. Raises what its refusal is towards the client."""
         stream = self._calls.add(call, submit, self._models[call.model], self._cancel)
         self._handle(Arrived(call.model, submit.request))
@@ -132,23 +151,41 @@ class FleetDriver:
             self._handle(cancelled)
             self._calls.end_if_left(request_id)
 
+    def drain_replica(self, replica_id: str, *, on: bool) -> None:
+        """Give a replica nothing more, or use it again. Raises ``KeyError`` for an unknown id."""
+        self._handle(ReplicaDraining(replica_id, on))
+
+    def reconfigure(self, limits: Reconfigured, launch: Launch) -> None:
+        """Hold to other limits; ``launch`` makes the replicas that are new among them."""
+        for pool in limits.pools:
+            for replica_id in pool.replica_ids:
+                if replica_id not in self._members:
+                    self._model_of[replica_id] = pool.model
+                    self._members[replica_id] = launch(replica_id, self)
+        self._handle(limits)
+
     def pools(self) -> Sequence[PoolView]:
         """The models and replicas as the fleet sees them at this moment."""
         return self._fleet.pools(self._clock())
 
     def readiness(self) -> Readiness:
         """Whether calls are admitted and every model has a replica that serves."""
-        return readiness(self.pools(), self._clock(), draining=self._fleet.draining)
+        remote = frozenset(name for name in self._models if self._is_remote(name))
+        return readiness(self.pools(), self._clock(), remote, draining=self._fleet.draining)
+
+    def _is_remote(self, model: str) -> bool:
+        return isinstance(self._models[model], RemoteModel)
 
     # ---------------------------------------------------------------------------------- lifetime
 
     async def start(self) -> None:
-        """Start the replicas and wait until each model can be served.
+        """Start the replicas and wait until each model that batches here can be served.
 
-        Raises ``ModelLoadError`` where a model cannot be loaded; the processes are stopped then.
+        Of remote ones it is waited for what a first look finds. Raises ``ModelLoadError`` where a
+        model cannot be loaded; the processes are stopped then.
         """
         self._handle(Tick())
-        while not self.readiness().ready:
+        while not self._is_started():
             await self._changed.wait()
             self._changed.clear()
             failed = [failure.error for failure in self._load_failures.values()]
@@ -156,6 +193,14 @@ class FleetDriver:
             if errors:
                 await self.close()
                 raise ModelLoadError("; ".join(errors))
+
+    def _is_started(self) -> bool:
+        local = [pool for pool in self.pools() if not self._is_remote(pool.model)]
+        return all(serves(pool) for pool in local) and all(
+            member.was_probed
+            for member in self._members.values()
+            if isinstance(member, RemoteReplica)
+        )
 
     async def drain(self, grace_s: float) -> None:
         """Admit nothing more and wait until every call has ended, at most about ``grace_s``."""
@@ -177,7 +222,8 @@ class FleetDriver:
             task.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        await asyncio.gather(*(process.stop() for process in self._processes.values()))
+        members = (member.stop() for member in self._members.values())
+        await asyncio.gather(*members, *self._departures)
 
     # ---------------------------------------------------------------------------------- replicas
 
@@ -186,7 +232,9 @@ class FleetDriver:
         return bool(self._calls.on_replica(replica_id))
 
     def received(self, replica_id: str, messages: Sequence[FromReplica]) -> None:
-        """Messages came from the replica."""
+        """Messages came from the replica; one that has left is not heard any more."""
+        if replica_id not in self._members:
+            return
         for message in messages:
             match message:
                 case Text():
@@ -226,6 +274,38 @@ class FleetDriver:
         self._handle(ReplicaLost(replica_id, error, permanent=permanent, silent=silent))
         self._changed.set()
 
+    def passed(self, request_id: str, tokens: int) -> None:
+        """A remote replica's output goes out to its client."""
+        self._handle(Progress(request_id, tokens))
+        self._calls.passed(request_id, tokens)
+
+    def failed(self, replica_id: str, turn: Turn, error: UpstreamError) -> None:
+        """A remote replica gave no whole answer to a call; the fleet may let another one try."""
+        request_id, outcome = turn.request_id, outcome_of(error)
+        self._observer.attempt_failed(request_id, replica_id, outcome, str(error))
+        if outcome is not Outcome.VOID:
+            self._handle(AttemptFailed(request_id, outcome, str(error), rest_ns_of(error)))
+            return
+        self._handle(Ended(request_id, EndReason.FAILED, Usage(0, 0, 0), PhaseTimes()))
+        wrong = isinstance(error, ClientError) and not error.about_key
+        fault = Fault.REQUEST if wrong else Fault.ENGINE
+        self._calls.end_here(request_id, EndReason.FAILED, str(error), fault)
+
+    def told(self, replica_id: str, left: QuotaLeft, sent_ns: int) -> None:
+        """The answer of a remote replica says what its vendor still allows."""
+        self._handle(QuotaTold(replica_id, left, sent_ns))
+
+    def parted(self, replica_id: str, error: str) -> None:
+        """A remote replica does not answer its probes."""
+        if replica_id not in self._members:
+            return
+        self._observer.lost(replica_id, self._model_of[replica_id], error)
+        self._handle(ReplicaLost(replica_id, error, keeps_board=True))
+
+    def probed(self, replica_id: str) -> None:  # noqa: ARG002
+        """A remote replica was looked at."""
+        self._changed.set()
+
     # ------------------------------------------------------------------------------------- fleet
 
     def _handle(self, event: FleetEvent) -> None:
@@ -245,10 +325,20 @@ class FleetDriver:
         It would hold its places for ever: no replica knows of it.
         """
         try:
-            self._processes[effect.replica_id].send(self._calls.dispatched(effect))
+            self._send(effect.replica_id, self._calls.dispatched(effect))
         except Exception:  # noqa: BLE001 - boundary of one request: others go on
             _log.exception("request %s could not be sent", effect.request_id)
             self._unsent.append(effect.request_id)
+
+    def _send(self, replica_id: str, message: Submit | Relay) -> None:
+        """A call of a model goes to replicas of that model's kind."""
+        member = self._members[replica_id]
+        if isinstance(member, RemoteReplica):
+            if isinstance(message, Relay):
+                return member.send(message)
+        elif isinstance(message, Submit):
+            return member.send(message)
+        raise InternalError(f"{replica_id} cannot take a {type(message).__name__}")
 
     def _perform(self, effect: FleetEffect) -> None:
         match effect:
@@ -259,23 +349,27 @@ class FleetDriver:
             case Shorten():
                 self._calls.shortened(effect)
             case Retarget():
-                call = self._calls.call_for_smaller(effect)
-                task = asyncio.get_running_loop().create_task(self._retarget(effect, call))
+                task = asyncio.get_running_loop().create_task(self._retarget(effect))
                 self._retargets.add(task)
                 task.add_done_callback(self._retargets.discard)
             case Abort():
-                self._processes[effect.replica_id].send(Cancel(effect.request_id))
+                self._members[effect.replica_id].send(Cancel(effect.request_id))
             case Fail():
                 self._calls.end_here(effect.request_id, effect.reason, effect.error)
             case StartReplica():
                 self._load_failures.pop(effect.replica_id, None)
-                self._processes[effect.replica_id].start()
+                self._members[effect.replica_id].start()
+            case StopReplica():
+                member = self._members.pop(effect.replica_id)
+                task = asyncio.get_running_loop().create_task(member.stop())
+                self._departures.add(task)
+                task.add_done_callback(self._departures.discard)
             case WakeAt():
                 self._wake_at(effect.at_ns)
             case _:
                 assert_never(effect)
 
-    async def _retarget(self, effect: Retarget, call: Call) -> None:
+    async def _retarget(self, effect: Retarget) -> None:
         """Let a call that its model does not take arrive at the smaller one.
 
         The fleet knows nothing of it meanwhile. Its client may leave, and it may be ended with all
@@ -284,7 +378,8 @@ class FleetDriver:
         served, arrived, failed = self._models[effect.model], None, True
         try:
             try:
-                submit = await served.submit(call)
+                remote = self._is_remote(effect.model)
+                submit = await served.submit(self._calls.call_for_smaller(effect, remote=remote))
             except (RequestError, Overloaded):
                 arrived = self._calls.stay_at_larger(effect)
             else:

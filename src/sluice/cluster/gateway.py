@@ -7,40 +7,53 @@ and replicas are ``fleet_driver``'s, what is measured is ``observer``'s.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sluice.cluster.fleet_driver import FleetDriver
+from sluice.cluster.calls import AnyModel
+from sluice.cluster.classes import ServiceClasses
+from sluice.cluster.fleet_driver import FleetDriver, Launch
+from sluice.cluster.forward import Forward
 from sluice.cluster.observer import Observer
-from sluice.cluster.served import ServedModel
 from sluice.core.errors import ModelNotFound, Overloaded, RequestError
+from sluice.core.events import Reconfigured
 from sluice.core.pools import PoolView
 from sluice.core.tenants import Allowance
-from sluice.runtime.generation import Call, ModelCard, Readiness, Refused
+from sluice.runtime.generation import Call, ModelCard, Readiness, Refused, Relaying
 from sluice.runtime.messages import Submit
 from sluice.runtime.streams import PieceStream
 
 
 class LocalGateway:
-    """Serves calls with replica processes on this machine."""
+    """Serves calls with replica processes on this machine and with engines elsewhere.
+
+    ``relaying`` says which models are whose.
+    """
 
     def __init__(
-        self, driver: FleetDriver, models: Mapping[str, ServedModel], observer: Observer
+        self,
+        driver: FleetDriver,
+        models: Mapping[str, AnyModel],
+        observer: Observer,
+        relaying: Relaying = Relaying(),
     ) -> None:
+        self.relaying = relaying
         self._driver = driver
         self._models = dict(models)
         self._observer = observer
 
     # ------------------------------------------------------------------------------------ server
 
-    def check_together(self, calls: Sequence[Call]) -> None:
+    async def check_together(self, calls: Sequence[Call]) -> None:
         """Check that all can ever be served at once; see ``server.ports.Gateway``."""
-        self._served(calls[0].model).check_together(calls)
+        await self.served(calls[0].model).check_together(calls)
         self._driver.check_together(calls)
 
     async def generate(self, call: Call) -> PieceStream:
         """Admit a call; see ``server.ports.Gateway``."""
         try:
-            served = self._served(call.model)
+            served = self.served(call.model)
             call = served.named(call)
-            self._driver.refuse_before_work(call, served.least(call))
+            least = served.least(call)
+            if least is not None:
+                self._driver.refuse_before_work(call, least)
             submit = await self._submit(served, call)
         except RequestError as error:
             status = 404 if isinstance(error, ModelNotFound) else 400
@@ -48,7 +61,7 @@ class LocalGateway:
             raise
         return self._driver.admit(call, submit)
 
-    async def _submit(self, served: ServedModel, call: Call) -> Submit:
+    async def _submit(self, served: AnyModel, call: Call) -> Submit | Forward:
         try:
             return await served.submit(call)
         except Overloaded as error:
@@ -56,7 +69,8 @@ class LocalGateway:
             self.refused(early)
             raise
 
-    def _served(self, model: str) -> ServedModel:
+    def served(self, model: str) -> AnyModel:
+        """The model of this name. Raises ``ModelNotFound``."""
         served = self._models.get(model)
         if served is None:
             names = ", ".join(sorted(self._models))
@@ -89,6 +103,30 @@ class LocalGateway:
         """Count and record a request that was refused before it became a call."""
         known = refused.model if refused.model in self._models else ""
         self._observer.refused_early(replace(refused, model=known))
+
+    # ---------------------------------------------------------------------------------- operator
+
+    def reconfigure(
+        self,
+        limits: Reconfigured,
+        classes: Mapping[str, ServiceClasses],
+        launch: Launch,
+        told: Mapping[str, str],
+    ) -> None:
+        """Hold to other limits, and to other classes by model.
+
+        ``launch`` makes replicas that are new. ``told`` goes into the journal.
+        """
+        self._driver.reconfigure(limits, launch)
+        for name, served in self._models.items():
+            served.classes = classes[name]
+            self._observer.know_classes(classes[name].names)
+        self._observer.changed("reload", told)
+
+    def drain_replica(self, replica_id: str, *, on: bool) -> None:
+        """Give a replica nothing more, or use it again. Raises ``KeyError`` for an unknown id."""
+        self._driver.drain_replica(replica_id, on=on)
+        self._observer.changed("drain" if on else "undrain", {"replica": replica_id})
 
     # ---------------------------------------------------------------------------------- lifetime
 

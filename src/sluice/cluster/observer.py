@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from sluice.cluster.timings import TEXT_CHARS_MAX, CallTexts, CallTiming
+from sluice.core import events
 from sluice.core.events import Dispatch, Reject, ReplicaLimits, Report, Retarget, Shorten
 from sluice.core.pools import PoolView
 from sluice.core.request import COMPLETE, EndReason, Request, Rung
 from sluice.runtime import messages
-from sluice.runtime.generation import Call, Delta, Refused
+from sluice.runtime.generation import Call, Delta, RawPrompt, Refused
 from sluice.telemetry import records
-from sluice.telemetry.journal import JournalWriter
+from sluice.telemetry.journal_file import Journal
 from sluice.telemetry.metric_table import Outcome
 from sluice.telemetry.metrics import Metrics
 
@@ -36,7 +37,7 @@ class Observer:
     def __init__(
         self,
         metrics: Metrics,
-        journal: JournalWriter | None,
+        journal: Journal | None,
         clock: Callable[[], int],
         deployment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -56,6 +57,7 @@ class Observer:
     ) -> None:
         """A call was read, checked and tokenised. ``text_of`` gives the text of its prompt."""
         timing = CallTiming(call.model, self._clock(), request.slo_class)
+        timing.whole = isinstance(call.prompt, RawPrompt) and not call.prompt.streamed
         self._timings[request.id] = timing
         if self._journal is not None and self._journal.records_text:
             # A token has at least one character of text in all but odd vocabularies.
@@ -67,7 +69,7 @@ class Observer:
                 request.id,
                 call.model,
                 request.arrived_ns,
-                len(request.prompt),
+                request.prompt_tokens,
                 request.output_tokens_max,
                 request.choices,
                 request.tier,
@@ -175,6 +177,19 @@ class Observer:
             )
         )
 
+    def attempt_failed(
+        self, request_id: str, replica_id: str, outcome: events.Outcome, error: str
+    ) -> None:
+        """A remote replica gave no whole answer to the call, which may go elsewhere."""
+        timing = self._timings[request_id]
+        _log.warning("request %s, attempt %d: %s", request_id, timing.attempts, error)
+        self._metrics.attempt_failed(replica_id, timing.model, outcome)
+        self._write(
+            records.AttemptFailed(
+                self._clock(), request_id, replica_id, timing.attempts, outcome, error
+            )
+        )
+
     def shortened(self, effect: Shorten) -> None:
         """The answer of the call is limited to fewer tokens than it asked for."""
         timing = self._timings[effect.request_id]
@@ -273,7 +288,7 @@ class Observer:
             return Outcome.LEFT
         tpot_ns, first_ns = timing.tpot_ns(request.choices), timing.first_ns
         met = reason in COMPLETE
-        if request.ttft_due_ns is not None:
+        if request.ttft_due_ns is not None and not (timing.whole and first_ns is None):
             met = met and first_ns is not None and first_ns <= request.ttft_due_ns
         if request.tpot_ns is not None and tpot_ns is not None:
             met = met and tpot_ns <= request.tpot_ns
@@ -320,6 +335,14 @@ class Observer:
     def deployed(self, what: str) -> None:
         """The deployment started, or began to drain."""
         self._write(records.Deployment(self._clock(), what, self._deployment))
+
+    def changed(self, what: str, details: Mapping[str, str]) -> None:
+        """The operator changed something, in words; nothing secret."""
+        self._write(records.Deployment(self._clock(), what, dict(details)))
+
+    def know_classes(self, slo_classes: Sequence[str]) -> None:
+        """Count requests of these classes by name from now on."""
+        self._metrics.know_classes(slo_classes)
 
     # ------------------------------------------------------------------------------------ output
 

@@ -4,7 +4,7 @@ Pure functions over ``core.pools.PoolView``. When a replica is started again is 
 decision; that a start has failed for good is the gateway's.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from sluice.core.fleet_replica import ReplicaView
 from sluice.core.lifecycle import ReplicaState
@@ -12,12 +12,21 @@ from sluice.core.pools import PoolView
 from sluice.runtime.generation import Readiness, ReplicaStatus
 
 
-def readiness(pools: Sequence[PoolView], now_ns: int, *, draining: bool) -> Readiness:
-    """Whether calls are admitted and every model has a replica that serves."""
+def readiness(
+    pools: Sequence[PoolView], now_ns: int, remote: Set[str] = frozenset(), *, draining: bool
+) -> Readiness:
+    """Whether calls are admitted and every model has a replica that serves.
+
+    One of the ``remote`` models may have none while another model is served: that an engine
+    elsewhere is down is no reason to keep all clients away.
+    """
     statuses = tuple(
-        ReplicaStatus(one.id, one.model, one.state, one.error) for one in _replicas(pools)
+        ReplicaStatus(one.id, one.model, _state(one), one.error) for one in _replicas(pools)
     )
-    missing = [_why_not(pool, now_ns) for pool in pools if not _serves(pool)]
+    idle = [pool for pool in pools if not serves(pool)]
+    if len(idle) < len(pools):
+        idle = [pool for pool in idle if pool.model not in remote]
+    missing = [_why_not(pool, now_ns) for pool in idle]
     reason = "the server is draining" if draining else "; ".join(missing)
     return Readiness(not reason, reason, statuses)
 
@@ -35,20 +44,25 @@ def _replicas(pools: Iterable[PoolView]) -> list[ReplicaView]:
     return [replica for pool in pools for replica in pool.replicas]
 
 
-def _serves(pool: PoolView) -> bool:
-    return any(replica.state is ReplicaState.READY for replica in pool.replicas)
+def serves(pool: PoolView) -> bool:
+    """Whether the model has a replica that may be given requests."""
+    return any(replica.is_serving for replica in pool.replicas)
+
+
+def _state(replica: ReplicaView) -> str:
+    return "draining" if replica.draining and replica.state is ReplicaState.READY else replica.state
 
 
 def is_whole(pool: PoolView) -> bool:
     """Whether every replica of the model serves, so that there are all the places it can have."""
-    return all(replica.state is ReplicaState.READY for replica in pool.replicas)
+    return all(replica.is_serving for replica in pool.replicas)
 
 
 def _why_not(pool: PoolView, now_ns: int) -> str:
     """Why no replica of the model serves, in words."""
     states = []
     for replica in pool.replicas:
-        words = f"{replica.id} is {replica.state}"
+        words = f"{replica.id} is {_state(replica)}"
         if replica.error:
             words += f" ({replica.error})"
         if replica.start_ns is not None:

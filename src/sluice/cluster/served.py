@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from sluice.cluster.classes import ServiceClasses
-from sluice.core.errors import ContextExceeded, InvalidRequest, Overloaded
+from sluice.core.errors import ContextExceeded, InternalError, InvalidRequest, Overloaded
 from sluice.core.events import ReplicaLimits
 from sluice.core.request import Request
 from sluice.runtime.generation import (
@@ -20,6 +20,7 @@ from sluice.runtime.generation import (
     ChatPrompt,
     Delta,
     ModelCard,
+    RawPrompt,
     TextPrompt,
     TokenPrompt,
 )
@@ -28,7 +29,7 @@ from sluice.runtime.grammar_trial import GrammarTrial
 from sluice.runtime.messages import Submit
 from sluice.runtime.output import OutputRules
 from sluice.runtime.templates import ChatTemplate
-from sluice.runtime.tokenizing import Tokenizer
+from sluice.runtime.tokenizing import TextTokens
 from sluice.runtime.tools import ToolCallParser, ToolFormat, tool_format
 
 # Requests longer than this are rendered and tokenised on another thread: at about 5 MB/s a shorter
@@ -49,7 +50,7 @@ class ServedModel:
     def __init__(
         self,
         card: ModelCard,
-        tokenizer: Tokenizer,
+        tokenizer: TextTokens,
         template: ChatTemplate,
         classes: ServiceClasses,
         new_id: Callable[[], str],
@@ -59,7 +60,7 @@ class ServedModel:
         self.limits: ReplicaLimits | None = None
         self._tokenizer = tokenizer
         self._template = template
-        self._classes = classes
+        self.classes = classes
         self._new_id = new_id
         self._trial = trial
         self._tool_format = tool_format(tokenizer.facts.chat_template or "")
@@ -76,18 +77,27 @@ class ServedModel:
 
     def named(self, call: Call) -> Call:
         """The call with the name of the class that it is served in. Raises ``InvalidRequest``."""
-        return self._classes.named(call)
+        return self.classes.named(call)
 
-    def check_together(self, calls: Sequence[Call]) -> None:
+    async def check_together(self, calls: Sequence[Call]) -> None:
         """Check the calls of one request against the limits of its tenant.
 
         Raises ``InvalidRequest`` where they are more than it may ever have.
         """
-        self._classes.check_together(calls)
+        self.classes.check_together(calls)
+        if self.classes.counts_tokens(calls[0].tenant):
+            requests = await asyncio.to_thread(lambda: [self._unsent(call) for call in calls])
+            self.classes.check_tokens_together(requests)
+
+    def _unsent(self, call: Call) -> Request:
+        """The request that a call would be. Raises ``RequestError``."""
+        call = self.named(call)
+        self._check_tokens(call)
+        return self._request(call, self._encode(call))
 
     def least(self, call: Call) -> Request:
         """The least that a call can be, whatever its prompt is: without one, and one token long."""
-        return self._classes.request(call, (), 1)
+        return self.classes.request(call, (), 1)
 
     def holds(self, tokens: int) -> bool:
         """Whether a sequence of so many tokens, prompt and output together, can ever run here."""
@@ -97,6 +107,8 @@ class ServedModel:
         """Turn a call into what a replica is sent. Raises ``RequestError``."""
         call = self.named(call)
         self._check_tokens(call)
+        if self._tokenizer.facts.made_up:
+            self._check_made_up(call)
         if call.body_bytes > _INLINE_BYTES_MAX:
             prompt = await asyncio.to_thread(self._encode, call)
         else:
@@ -106,11 +118,13 @@ class ServedModel:
             grammar = await self._schema_grammar(call)
         elif call.output_format.kind == "json_object":
             grammar, _ = self._grammar(call)
+        return Submit(self._request(call, prompt), call.sampling, self._rules(call), grammar)
+
+    def _request(self, call: Call, prompt: tuple[int, ...]) -> Request:
         output_tokens_max = call.output_tokens_max
         if output_tokens_max is None:
             output_tokens_max = max(1, self._context_tokens_max - len(prompt))
-        request = self._classes.request(call, prompt, output_tokens_max)
-        return Submit(request, call.sampling, self._rules(call), grammar)
+        return self.classes.request(call, prompt, output_tokens_max)
 
     def tool_calls(self, call: Call) -> "ToolCalls | None":
         """What takes tool calls out of the call's text, ``None`` where it offers no tools."""
@@ -145,6 +159,8 @@ class ServedModel:
                 prompt = self._tokenizer.encode_text(call.prompt.text)
             case TokenPrompt():
                 prompt = call.prompt.tokens
+            case RawPrompt():
+                raise InternalError("a call that nobody has read came to a model that batches here")
             case _:
                 assert_never(call.prompt)
         if not prompt:
@@ -181,6 +197,23 @@ class ServedModel:
                 )
         if call.output_tokens_min > 0 and len(call.stop_tokens) >= vocab_size // 2:
             self._check_choice_left(call)
+
+    def _check_made_up(self, call: Call) -> None:
+        """Refuse what only a model that is computed can do."""
+        prompt, sampling = call.prompt, call.sampling
+        forced = isinstance(prompt, ChatPrompt) and prompt.tool_choice not in {"auto", "none"}
+        asked = {
+            "logprobs": sampling.logprobs_top is not None,
+            "logit_bias": bool(sampling.logit_bias),
+            "response_format": call.output_format.kind != "text",
+            "tool_choice": forced,
+        }
+        for param in (param for param, is_asked in asked.items() if is_asked):
+            raise InvalidRequest(
+                f"{self._card.id} is simulated: its text is made up and its tokens have no "
+                f"probabilities, so {param} cannot be served; leave it out.",
+                param=param,
+            )
 
     def _check_choice_left(self, call: Call) -> None:
         """Refuse a call before whose minimum no token may come, since each would end it."""

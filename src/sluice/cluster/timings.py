@@ -42,6 +42,7 @@ class CallTiming:
     """Times of one call's text. TPOT is over the whole call: it is undefined for one chunk.
 
     ``arrived_ns`` is when the call came to the fleet, for its model or for a smaller one;
+    ``whole`` says that a remote engine answers in one piece, so that nobody sees a first token.
     ``handed_over_by`` is the model that did not take it, until a replica of the smaller one does.
     """
 
@@ -58,6 +59,7 @@ class CallTiming:
     counted: int = 0
     choice_ns: dict[int, int] = field(default_factory=dict)
     texts: CallTexts | None = None
+    whole: bool = False
 
     def tpot_ns(self, choices: int) -> int | None:
         """(last - first) / (N - tokens in the first chunk), per choice; ``None`` if undefined."""

@@ -26,10 +26,12 @@ def cautions(settings: Settings, contexts: Mapping[str, int] | None = None) -> I
 
 def _tenants(settings: Settings, contexts: Mapping[str, int]) -> Iterator[str]:
     for name, tenant in settings.tenants.items():
-        if tenant.key_sha256_env is None and not settings.server.trust_tenant_header:
+        has_key = tenant.key_sha256_env is not None or tenant.key_sha256_file is not None
+        if not has_key and not settings.server.trust_tenant_header:
             yield (
                 f"tenants.{name}: nothing makes a request one of this tenant, so the table does "
-                "nothing; set its key_sha256_env, or server.trust_tenant_header behind a proxy"
+                "nothing; set its key_sha256_env or key_sha256_file, or "
+                "server.trust_tenant_header behind a proxy"
             )
         limit = tenant.tokens_per_minute
         over = {} if limit is None else {m: c for m, c in contexts.items() if c > limit}

@@ -29,7 +29,7 @@ _UNSET = "unset"
 # Which setting names the holder of each secret.
 _SECRETS = {
     ("server", "api_key_digests"): (("server", "api_keys_env"), ("server", "api_key_file")),
-    ("server", "admin_key_digest"): (("server", "admin_key_env"),),
+    ("server", "admin_key_digests"): (("server", "admin_key_env"), ("server", "admin_key_file")),
     ("catalogue", "hf_token"): (("catalogue", "hf_token_env"),),
 }
 _TENANT_NAME = "acme"
@@ -78,8 +78,10 @@ def explain(loaded: Loaded) -> list[Entry]:
     for tenant, given in loaded.settings.tenants.items():
         keys = [name for _, name in loaded.settings.server.tenant_key_digests if name == tenant]
         key, told = dotted(("tenants", tenant, "key_digests")), f"{len(keys)} given, masked"
-        variable = given.key_sha256_env
-        origin = "key_sha256_env is unset" if variable is None else f"${variable}"
+        variable, file = given.key_sha256_env, given.key_sha256_file
+        places = [] if variable is None else [f"${variable}"]
+        places += [] if file is None else [str(file)]
+        origin = " and ".join(places) or "key_sha256_env and key_sha256_file are unset"
         entries.append(Entry(key, told, origin, settable=False))
     return entries
 

@@ -26,7 +26,7 @@ from sluice.config.schema import (
     shape_of,
     value_of_text,
 )
-from sluice.config.sections import CatalogueSection, ServerSection
+from sluice.config.sections import CatalogueSection, ModelSection, ServerSection
 from sluice.config.settings import Settings, conflicts
 from sluice.config.sources import (
     CONFIG_VARIABLE,
@@ -314,23 +314,52 @@ def _with_secrets(settings: Settings, variables: Mapping[str, str], reading: _Re
 
     server, catalogue = settings.server, settings.catalogue
     keys = [key.strip() for key in read("server", "api_keys_env", server.api_keys_env).split(",")]
-    keys += _keys_in_file(server.api_key_file, reading)
+    keys += _lines_of(server.api_key_file, ("server", "api_key_file"), reading)
     admin_key = read("server", "admin_key_env", server.admin_key_env).strip()
+    admin_keys = _lines_of(server.admin_key_file, ("server", "admin_key_file"), reading)
     token = read("catalogue", "hf_token_env", catalogue.hf_token_env).strip()
     api_key_digests = tuple(dict.fromkeys(digest(key) for key in keys if key))
     owners = dict.fromkeys(api_key_digests, "server.api_keys_env or server.api_key_file")
-    if admin_key:
-        owners[digest(admin_key)] = "server.admin_key_env"
+    found = [("admin_key_env", digest(admin_key))] if admin_key else []
+    found += [("admin_key_file", digest(key)) for key in admin_keys]
+    for name, one in found:
+        if one in api_key_digests:
+            words = "must be no API key, because whoever asks for text could change the server"
+            reading.problem(("server", name), words)
+        owners[one] = f"server.{name}"
     return replace(
         settings,
+        models=_with_engine_keys(settings, variables, reading),
         server=replace(
             server,
             api_key_digests=api_key_digests,
-            admin_key_digest=digest(admin_key) if admin_key else None,
+            admin_key_digests=tuple(dict.fromkeys(one for _, one in found)),
             tenant_key_digests=_tenant_keys(settings, variables, reading, owners),
         ),
         catalogue=replace(catalogue, hf_token=token or None),
     )
+
+
+def _with_engine_keys(
+    settings: Settings, variables: Mapping[str, str], reading: _Reading
+) -> dict[str, ModelSection]:
+    """The models with the keys of their remote engines."""
+    models = dict(settings.models)
+    for name, model in settings.models.items():
+        variable, path = model.key_env, ("models", name, "key_env")
+        if variable is None:
+            continue
+        if not _VARIABLE_NAME.fullmatch(variable):
+            reading.problem(path, "must be the name of an environment variable, not a key")
+            continue
+        key = variables.get(variable, "").strip()
+        if not key:
+            reading.problem(path, f"${variable} is not set or empty")
+        elif not (key.isascii() and key.isprintable()):
+            reading.problem(path, f"${variable} holds a character that no header can carry")
+        else:
+            models[name] = replace(model, key=key)
+    return models
 
 
 def _tenant_keys(
@@ -346,26 +375,44 @@ def _tenant_keys(
     owners = dict(others)
     found: list[tuple[str, str]] = []
     for name, tenant in settings.tenants.items():
-        variable, path = tenant.key_sha256_env, ("tenants", name, "key_sha256_env")
-        if variable is None:
-            continue
-        if not _VARIABLE_NAME.fullmatch(variable):
-            reading.problem(path, "must be the name of an environment variable, not a digest")
-            continue
-        given = [part.strip().lower() for part in variables.get(variable, "").split(",")]
-        digests = list(dict.fromkeys(part for part in given if part))
-        if not digests:
-            reading.problem(path, f"${variable} is not set or empty")
-        for one in digests:
-            if not _DIGEST.fullmatch(one):
-                words = "holds something that is no SHA-256 digest of 64 hexadecimal digits"
-                reading.problem(path, f"${variable} {words}")
-            elif one in owners:
-                reading.problem(path, f"${variable} holds a key that {owners[one]} has too")
-            else:
-                owners[one] = f"tenants.{name}"
-                found.append((one, name))
+        here, file = ("tenants", name), tenant.key_sha256_file
+        places = [
+            (
+                (*here, "key_sha256_file"),
+                str(file),
+                _lines_of(file, (*here, "key_sha256_file"), reading),
+            )
+        ]
+        variable = tenant.key_sha256_env
+        if variable is not None:
+            path = (*here, "key_sha256_env")
+            places.append((path, f"${variable}", _digests_in(variable, path, variables, reading)))
+        for path, place, digests in places:
+            for one in dict.fromkeys(part.lower() for part in digests):
+                if not _DIGEST.fullmatch(one):
+                    words = "holds something that is no SHA-256 digest of 64 hexadecimal digits"
+                    reading.problem(path, f"{place} {words}")
+                elif one in owners:
+                    reading.problem(path, f"{place} holds a key that {owners[one]} has too")
+                else:
+                    owners[one] = f"tenants.{name}"
+                    found.append((one, name))
     return tuple(found)
+
+
+def _digests_in(
+    variable: str | None, path: KeyPath, variables: Mapping[str, str], reading: _Reading
+) -> list[str]:
+    """What a variable with digests of a tenant's keys holds."""
+    if variable is None:
+        return []
+    if not _VARIABLE_NAME.fullmatch(variable):
+        reading.problem(path, "must be the name of an environment variable, not a digest")
+        return []
+    digests = [part.strip() for part in variables.get(variable, "").split(",") if part.strip()]
+    if not digests:
+        reading.problem(path, f"${variable} is not set or empty")
+    return digests
 
 
 def digest(key: str) -> str:
@@ -373,10 +420,10 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _keys_in_file(file: Path | None, reading: _Reading) -> list[str]:
+def _lines_of(file: Path | None, path: KeyPath, reading: _Reading) -> list[str]:
+    """The keys or digests in a file that a setting names."""
     if file is None:
         return []
-    path = ("server", "api_key_file")
     try:
         lines = file_text(file).splitlines()
     except (OSError, ValueError) as error:

@@ -117,11 +117,17 @@ def accepted(shape: Shape) -> str:
     if shape.form is Literal:
         return "one of " + ", ".join(f'"{item}"' for item in shape.items)
     if shape.form is tuple:
-        return f"a list, each {accepted(shape_of(shape.items[0]))}"
+        return f"a list, each {_accepted_entry(shape_of(shape.items[0]))}"
     if is_table(shape):
         return "a table"
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     return words.get(shape.form, "a path") + _bounds_in_words(shape.range)
+
+
+def _accepted_entry(item: Shape) -> str:
+    if not is_dataclass(item.form):
+        return accepted(item)
+    return f"text or a table with {', '.join(keys_of(item.form))}"  # type: ignore[arg-type]
 
 
 def convert(value: object, shape: Shape) -> Any:
@@ -137,6 +143,8 @@ def convert(value: object, shape: Shape) -> Any:
         return tuple(convert(entry, item) for entry in value)
     if shape.form is Literal and value in shape.items:
         return value
+    if is_dataclass(shape.form):
+        return _entry(value, shape.form)  # type: ignore[arg-type]
     if shape.form is Path and isinstance(value, str) and value:
         return Path(value).expanduser()
     if shape.form is float and type(value) in {int, float}:
@@ -144,6 +152,20 @@ def convert(value: object, shape: Shape) -> Any:
     if shape.form in {bool, int, str} and type(value) is shape.form:
         return _within(value, shape)
     raise ValueError(f"must be {accepted(shape)}, not {_shown(value)}")
+
+
+def _entry(value: object, section: type) -> Any:
+    """An entry of a list: a table, or its first setting alone."""
+    keys = keys_of(section)
+    first = next(iter(keys))
+    given = value if isinstance(value, dict) else {first: value}
+    unknown = next((name for name in given if name not in keys), None)
+    if unknown is not None or first not in given:
+        told = f"there is no {unknown} in it" if unknown is not None else f"{first} is missing"
+        raise ValueError(f"must be {_accepted_entry(shape_of(section))}; {told}")
+    return section(**{
+        keys[name].field: convert(entry, keys[name].shape) for name, entry in given.items()
+    })
 
 
 def _amount(text: str, shape: Shape) -> float:

@@ -76,6 +76,11 @@ class ServerSection:
     header_bytes_max: Bytes = 64 * 1024
     """Largest request head (request line and headers). Raise it where a proxy adds long headers."""
 
+    connections_max: Positive = 10_000
+    """Connections that are open at the same time; further ones are refused with 503. Each may hold
+    a body of 64 KiB that is not counted elsewhere. Never more than the limit of open files
+    allows."""
+
     request_s_max: Seconds = 600.0
     """Longest life of one request, from its first byte to its ending. Ten minutes is the time-out
     of the usual OpenAI clients; a longer answer would be generated for nobody."""
@@ -89,12 +94,16 @@ class ServerSection:
     there and no ``api_key_file``, calls need no key. Only digests are kept."""
 
     api_key_file: Path | None = None
-    """File with accepted API keys, one per line, ``#`` starts a comment. Read at start. Only
-    digests are kept."""
+    """File with accepted API keys, one per line, ``#`` starts a comment. Read at start and again
+    with the settings. Only digests are kept."""
 
     admin_key_env: str = "SLUICE_ADMIN_KEY"
-    """Name of the environment variable with the key of ``/admin``. Without one, ``/admin`` is
-    closed."""
+    """Name of the environment variable with the key of ``/admin``. With no key there and no
+    ``admin_key_file``, ``/admin`` is closed."""
+
+    admin_key_file: Path | None = None
+    """File with the key of ``/admin`` on a line of its own; ``#`` starts a comment. Several lines
+    are several keys."""
 
     metrics_open: bool = True
     """Whether ``/metrics`` answers without an API key. Metrics hold model names and counts, no
@@ -103,6 +112,14 @@ class ServerSection:
     allow_unauthenticated: bool = False
     """Whether the server may listen beyond this machine with no API key. Off, because an open
     endpoint lets strangers use the hardware."""
+
+    tls_cert_file: Path | None = None
+    """PEM file with the server's certificate and those between it and the authority. With it and
+    ``tls_key_file`` the API is served over HTTPS, TLS 1.2 or later, and not over HTTP. Both files
+    are read again with the settings, so that a renewed certificate needs no restart."""
+
+    tls_key_file: Path | None = None
+    """PEM file with the key of the certificate, not encrypted."""
 
     trust_tenant_header: bool = False
     """Whether ``x-sluice-tenant`` names the tenant of a request. Only for servers that nobody but a
@@ -116,8 +133,8 @@ class ServerSection:
     api_key_digests: tuple[str, ...] = field(default=(), metadata=_RESOLVED)
     """SHA-256 digests (hex) of the accepted API keys."""
 
-    admin_key_digest: str | None = field(default=None, metadata=_RESOLVED)
-    """SHA-256 digest (hex) of the admin key."""
+    admin_key_digests: tuple[str, ...] = field(default=(), metadata=_RESOLVED)
+    """SHA-256 digests (hex) of the admin keys."""
 
     tenant_key_digests: tuple[tuple[str, str], ...] = field(default=(), metadata=_RESOLVED)
     """SHA-256 digests (hex) of the keys of tenants, each with the name of its tenant."""
@@ -140,16 +157,79 @@ class ReplicaRange:
 
 
 @dataclass(frozen=True, slots=True)
+class UpstreamUrl:
+    """One engine of a remote model. Its address alone may be written for the whole table."""
+
+    url: str
+    """Address, ``http://HOST:PORT`` or ``https://HOST``, with what stands before ``/v1`` behind
+    it."""
+
+    weight: Annotated[float, Range(low=0.01, high=100)] = 1.0
+    """Its share of the work against the other engines of the model: one of weight 2 gets twice the
+    requests of one of weight 1."""
+
+
+# Of a model whose section names no other bounds.
+SEQUENCES_MAX_DEFAULT = 32
+CHUNK_TOKENS_MAX_DEFAULT = 256
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSection:
     """One model that clients can ask for, by the name of its table: ``[models.NAME]``."""
 
     source: str = field(metadata=_TABLE_NAME)
     """Where the model comes from: a catalogue name (``sluice models list``), the path of a GGUF
     file or of a folder with OpenVINO IR, or ``hf:ORG/REPO/FILE.gguf``. Unset: the catalogue model
-    with the name of the table."""
+    with the name of the table. ``sim:MODEL@GPUxN`` (``sim:llama-3.1-70b@h100x4``) simulates the
+    model on so many GPUs: answers are made up and come when such hardware would give them."""
 
-    engine: Literal["openvino"] = "openvino"
-    """What computes the steps."""
+    engine: Literal["openvino", "vllm", "sglang", "tgi", "llama-server", "openai"] = "openvino"
+    """What computes the answers. ``openvino`` runs here, in processes of this server. The others run
+    elsewhere, at the addresses in ``urls``: requests wait here and are passed on to them. ``openai``
+    is any other server or vendor with that API."""
+
+    urls: tuple[UpstreamUrl, ...] = ()
+    """Where the engines of a remote model are, for example ``["http://gpu-1:8000",
+    { url = "http://gpu-2:8000", weight = 2 }]``; each is one replica. What stands before ``/v1``
+    belongs to the address."""
+
+    key_env: str | None = None
+    """Name of the environment variable with the key that remote engines ask for. It is sent to
+    them as bearer token and shown nowhere. Keys of clients are never passed on."""
+
+    upstream_model: str | None = None
+    """Name that remote engines know the model by. Unset: the one that they serve, where it is one,
+    else the name of the table."""
+
+    in_flight_max: Positive | None = None
+    """Most requests that one remote engine is given at a time; others wait here, where they can
+    still be ordered, refused or given to another engine. Unset: the number that the engine tells,
+    else 256."""
+
+    engine_priorities: bool = False
+    """Whether remote engines are told the tier of a request as its priority. Only for engines that
+    were started with priority scheduling: others refuse such requests."""
+
+    connect_s_max: Seconds = 5.0
+    """Longest wait for a connection to a remote engine, name look-up and TLS included."""
+
+    first_token_s_max: Seconds = 120.0
+    """Longest time from sending a request to a remote engine to its first output, where the answer
+    is streamed. A long prompt takes its time, so keep it above the longest prefill."""
+
+    whole_s_max: Seconds = 600.0
+    """Longest time from sending a request to a remote engine to its whole answer, where that is not
+    streamed. Nothing comes before its end, so a hung engine cannot be told from a busy one."""
+
+    retries: Annotated[int, Range(low=0, high=5)] = 1
+    """How often a request that a remote engine failed is sent again, to another one first. Only
+    requests of which the client has seen nothing, and together at most a tenth of all requests, so
+    that an outage is not multiplied."""
+
+    probe_s: Seconds | None = None
+    """Time between two looks at the health and load of a remote engine. Unset: one second, and half
+    a minute for ``openai``, which tells no load."""
 
     numerics: Literal["fast", "exact"] = "fast"
     """``fast`` quantises activations and lets a result depend on what else is in the batch: it
@@ -166,9 +246,9 @@ class ModelSection:
     """Memory for the KV pool of one replica. Unset: sized at load from free memory,
     ``sequences_max`` and the context. Set it where other programs need the rest."""
 
-    sequences_max: Positive = 32
+    sequences_max: Positive | None = None
     """Sequences that generate at the same time on one replica. More raise throughput, slow each one
-    down and need more memory for the KV pool."""
+    down and need more memory for the KV pool. Unset: 32, and 256 of a simulated model."""
 
     threads: Positive | None = None
     """Processor threads of one replica. Unset: the engine's own choice for a single replica, an
@@ -189,9 +269,9 @@ class ModelSection:
     """Whether the KV of a prompt's beginning is kept for later prompts that begin alike. Costs no
     memory that a running request needs."""
 
-    prefill_chunk_tokens_max: Positive = 256
+    prefill_chunk_tokens_max: Positive | None = None
     """Most prompt tokens in one step. Larger chunks finish prompts sooner and make running
-    sequences wait longer for their next token."""
+    sequences wait longer for their next token. Unset: 256, and 2048 of a simulated model."""
 
     step_s_max: Seconds = 0.08
     """Aim for the longest step. A cancelled request frees its memory between steps, so this bounds
@@ -258,7 +338,15 @@ class ModelSection:
     silence_s_max: Seconds = 60.0
     """How long a replica with work may say nothing before its process is killed and started again.
     It speaks after every step, so keep this many times ``step_max``: a step can take several times
-    what it aims at."""
+    what it aims at. Of a remote engine: the longest pause within a stream, which is ended then."""
+
+    key: str | None = field(default=None, repr=False, metadata=_RESOLVED)
+    """The key for remote engines itself."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its engines run elsewhere."""
+        return self.engine != "openvino"
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,8 +403,13 @@ class TenantSection:
 
     key_sha256_env: str | None = None
     """Name of the environment variable with the SHA-256 digests of the tenant's API keys, in
-    hexadecimal, separated by commas (``printf %s KEY | sha256sum``). Unset: only
-    ``x-sluice-tenant`` can name the tenant, where ``server.trust_tenant_header`` allows it."""
+    hexadecimal, separated by commas (``printf %s KEY | sha256sum``)."""
+
+    key_sha256_file: Path | None = None
+    """File with the SHA-256 digests of the tenant's API keys, one per line; ``#`` starts a comment.
+    It is read again with the settings, so that keys come and go without a restart. With neither
+    this nor ``key_sha256_env`` only ``x-sluice-tenant`` can name the tenant, where
+    ``server.trust_tenant_header`` allows it."""
 
     slo: str | None = None
     """Class of its requests that name none: the name of an ``[slo.NAME]`` table. Unset: the

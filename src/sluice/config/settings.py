@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sluice.config.sections import (
+    SEQUENCES_MAX_DEFAULT,
     CatalogueSection,
     JournalSection,
     MetricsSection,
@@ -20,6 +21,7 @@ from sluice.config.sections import (
     TenantSection,
 )
 from sluice.config.units import format_duration, listen_address
+from sluice.config.upstreams import contradictions
 
 # What ``service_tier`` says for the default class.
 RESERVED_CLASSES = ("auto", "default")
@@ -90,7 +92,12 @@ def is_loopback(host: str) -> bool:
 
 
 def _server_conflicts(server: ServerSection) -> Iterator[Conflict]:
-    listen = ("server", "listen")
+    listen, files = ("server", "listen"), (server.tls_cert_file, server.tls_key_file)
+    if (files[0] is None) != (files[1] is None):
+        yield Conflict(
+            (("server", "tls_cert_file"), ("server", "tls_key_file")),
+            "tls_cert_file and tls_key_file go together; set both or neither",
+        )
     try:
         host, _ = listen_address(server.listen)
     except ValueError as error:
@@ -108,6 +115,8 @@ def _server_conflicts(server: ServerSection) -> Iterator[Conflict]:
 
 def _model_conflicts(name: str, model: ModelSection) -> Iterator[Conflict]:
     here = ("models", name)
+    for key, message in contradictions(name, model):
+        yield Conflict(((*here, key),), message)
     replicas = model.replicas
     if replicas.max is not None and replicas.min > replicas.max:
         yield Conflict(
@@ -125,11 +134,12 @@ def _model_conflicts(name: str, model: ModelSection) -> Iterator[Conflict]:
             ((*here, "replicas", "warm"),),
             "warm replicas need autoscaling, which does not exist; leave warm out",
         )
-    if model.policy == "static" and model.static_batch > model.sequences_max:
+    sequences_max = model.sequences_max or SEQUENCES_MAX_DEFAULT
+    if model.policy == "static" and model.static_batch > sequences_max:
         yield Conflict(
             ((*here, "static_batch"), (*here, "sequences_max")),
             f"static_batch = {model.static_batch} can never be reached with "
-            f"sequences_max = {model.sequences_max}",
+            f"sequences_max = {sequences_max}",
         )
 
 

@@ -45,11 +45,13 @@ class Accepted:
     """A request that was not refused and has not ended.
 
     It waits in its pool's queue or is on board of the replica ``replica_id``. ``number``
-    counts arrivals. ``due_ns`` ends its wait, ``ttft_due_ns`` is its first token's due
-    time, ``None`` where no promise about it is made. ``attempts`` counts dispatches and ``losses``
-    the replicas lost under it. ``wait`` is the number of its present wait, ``None`` while it is on
-    board. ``chain`` stands for its prompt's blocks, ``cached`` are the tokens of them that a
-    replica probably has. ``tokens`` reached its client.
+    counts arrivals. ``due_ns`` ends its wait, ``ttft_due_ns`` is its first token's due time,
+    ``None`` where no promise about it is made. ``attempts`` counts dispatches and ``losses`` the
+    replicas lost under it, ``tried`` are the remote replicas that failed it. ``wait`` is the number
+    of its present wait, ``None`` while it is on board. ``chain`` stands for its prompt's blocks,
+    ``cached`` are the tokens of them that a replica probably has. ``claim`` are the tokens that it
+    was predicted to take when it was accepted, ``tokens`` reached its client. ``over`` says that it
+    has ended.
 
     ``predicted_wait_ns`` and ``predicted_first_ns`` are its wait and the time to its first token as
     predicted when it began to wait at ``accepted_ns``, without margin; ``None`` where it started at
@@ -73,11 +75,14 @@ class Accepted:
     dispatched_ns: int = 0
     attempts: int = 0
     losses: int = 0
+    tried: tuple[str, ...] = ()
     tokens: int = 0
     prefill_tokens: int = 0
     blocks: int = 0
+    claim: int = 0
     wait: int | None = None
     aged: bool = False
+    over: bool = False
 
     @property
     def timed(self) -> bool:

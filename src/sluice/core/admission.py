@@ -32,6 +32,7 @@ REASONS = {
     "concurrency": "requests",
     "context_length_exceeded": "tokens",
     "too_many_choices": "choices",
+    "upstream_busy": "seconds for which the engine asks to be left alone",
     "not_ready": "replicas",
     "load_failed": "replicas",
     "draining": "seconds",
@@ -68,7 +69,7 @@ def never_runs(request: Request, limits: ReplicaLimits) -> Refusal | None:
     fits is refused, not cut short.
     """
     room = tokens_max(limits)
-    prompt_tokens = len(request.prompt)
+    prompt_tokens = request.prompt_tokens
     if prompt_tokens + 1 > room:
         return Refusal(400, "context_length_exceeded", prompt_tokens, room)
     asked = prompt_tokens + request.output_tokens_max

@@ -7,11 +7,10 @@ its steps would be one by one. Nothing is admitted, preempted or ended here.
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain
 
 from sluice.core.costmodel import Load
 from sluice.core.kv import BlockLedger
-from sluice.core.lifecycle import SequenceState
 from sluice.core.request import EndReason
 from sluice.core.sequence import Generation, Sequence
 from sluice.core.step import Plan, Row, Sampled
@@ -25,7 +24,7 @@ class Stretch:
     how long each step took.
     """
 
-    tokens: tuple[tuple[int, ...], ...]
+    tokens: tuple[Seq[int], ...]
     durations_ns: tuple[int, ...]
 
 
@@ -55,7 +54,8 @@ class Batch:
     def plan(self, step: int, predicted_ns: int) -> Plan:
         """The step as an executor gets it."""
         rows = [
-            Row(s.id, (s.tokens[-1],), s.computed, s.table.ids, sample=True) for s in self.decodes
+            Row(s.id, (s.tokens[-1],), s.computed, s.table.ids, True)  # noqa: FBT003 - names cost
+            for s in self.decodes
         ]
         for s, count in self.chunks:
             end = s.computed + count
@@ -73,23 +73,22 @@ class Batch:
         """
         emitted: list[Sampled] = []
         complete: list[Complete] = []
-        tokens = iter(sampled)
-        for sequence, count in chain(zip(self.decodes, repeat(1)), self.chunks):
-            token = next(tokens) if count == sequence.pending else None
+        size, rows = ledger.block_size, len(self.decodes)
+        for sequence, token in zip(self.decodes, sampled, strict=False):
+            computed = sequence.computed = sequence.computed + 1
+            if computed % size == 0:
+                ledger.publish(sequence.table, sequence.tokens, computed)
+            if not sequence.generation.leaving:
+                _extend(sequence, token, emitted, complete)
+        tokens = iter(sampled[rows:])
+        for sequence, count in self.chunks:
+            last = next(tokens) if count == sequence.pending else None
             sequence.computed += count
-            if sequence.computed % ledger.block_size < count:
+            if sequence.computed % size < count:
                 ledger.publish(sequence.table, sequence.tokens, sequence.computed)
-            if token is None or sequence.generation.leaving:
-                continue
-            if sequence.state is SequenceState.PREFILL:
+            if last is not None and not sequence.generation.leaving:
                 sequence.begin_decode(now_ns)
-            sequence.tokens.append(token.token)
-            sequence.produced += 1
-            emitted.append(token)
-            if token.stop is not None:
-                complete.append((sequence, EndReason.STOP))
-            elif sequence.remaining <= 0:
-                complete.append((sequence, EndReason.LENGTH))
+                _extend(sequence, last, emitted, complete)
         return emitted, complete
 
     # --------------------------------------------------------------------------------- stretches
@@ -104,7 +103,9 @@ class Batch:
             )
             return missing > ledger.available
 
-        remaining = min((s.remaining for s in self.decodes), default=1)
+        remaining = min((s.output_limit - s.produced for s in self.decodes), default=1)
+        if remaining > 1 and not exceeds(remaining - 1):
+            return remaining - 1
         return bisect_left(range(1, remaining), x=True, key=exceeds)
 
     def skip(self, stretch: Stretch, ledger: BlockLedger) -> None:
@@ -118,8 +119,9 @@ class Batch:
         for place, (sequence, tokens) in enumerate(zip(self.decodes, stretch.tokens, strict=True)):
             sequence.tokens.extend(tokens)
             first = -sequence.computed % size or size
-            for step in range(first, steps + 1, size):
-                full += [(step, 0, place), (step, 1, place)]
+            if first <= steps:
+                for step in range(first, steps + 1, size):
+                    full += [(step, 0, place), (step, 1, place)]
         for step, extends, place in sorted(full):
             sequence = self.decodes[place]
             if extends:
@@ -129,3 +131,16 @@ class Batch:
         for sequence in self.decodes:
             sequence.computed += steps
             sequence.produced += steps
+
+
+def _extend(
+    sequence: Sequence, token: Sampled, emitted: list[Sampled], complete: list[Complete]
+) -> None:
+    """A sequence got its next token: note it, and whether the sequence is complete with it."""
+    sequence.tokens.append(token.token)
+    sequence.produced += 1
+    emitted.append(token)
+    if token.stop is not None:
+        complete.append((sequence, EndReason.STOP))
+    elif sequence.produced >= sequence.output_limit:
+        complete.append((sequence, EndReason.LENGTH))

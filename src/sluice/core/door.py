@@ -201,8 +201,10 @@ def _late_answer(
     request = accepted.request
     if request.deadline_ns is None:
         return None
-    tokens = pool.service.output_tokens(request, 0, request.quantile)
     token_ns = (outlook.end_ns - outlook.first_ns) / max(1, accepted.work.output_tokens - 1)
+    if first_ns + (request.output_tokens_max - 1) * token_ns <= request.deadline_ns:
+        return None
+    tokens = pool.service.output_tokens(request, 0, request.quantile)
     decode_ns = round((tokens - 1) * token_ns)
     left_ns, measured_ns = request.deadline_ns - now_ns, first_ns + decode_ns - now_ns
     if measured_ns <= left_ns:

@@ -11,7 +11,8 @@ SluiceError
 │   └── BodyTooSlow         body not complete within its deadline          408
 ├── Overloaded              refused by admission                           429 or 503
 ├── ExecutorError           the engine failed                              502 or 504
-│   └── ReplicaGone         the replica of the request was lost            502
+│   ├── ReplicaGone         the replica of the request was lost            502
+│   └── EngineRefused       a remote engine finds the request wrong        4xx, as it said
 ├── ConfigError             settings that cannot be used (all of them at once)
 ├── ModelLoadError          a model that cannot be fetched or read
 │   └── MemoryShort         a KV pool or model that does not fit memory
@@ -115,6 +116,16 @@ class ExecutorError(SluiceError):
 
 class ReplicaGone(ExecutorError):
     """The replica that held the request was lost after text had been sent."""
+
+
+class EngineRefused(ExecutorError):
+    """A remote engine finds the request wrong. ``body`` is its own answer, to be passed on."""
+
+    def __init__(self, message: str, *, status: int, body: bytes, content_type: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body
+        self.content_type = content_type
 
 
 class ConfigError(SluiceError):

@@ -6,7 +6,10 @@ Adding one means every ``match`` over the union stops type-checking until it is 
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
 
+from sluice.core.limits import PoolLimits, TenantLimits
 from sluice.core.request import EndReason, PhaseTimes, Request, SequenceId, Usage
 from sluice.core.step import Plan, Sampled
 
@@ -55,6 +58,17 @@ class StepFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class StepGivenUp:
+    """The running plan was given up after ``duration_ns``, as ``Interrupt`` asked.
+
+    The KV cells it wrote are void; its rows are planned again.
+    """
+
+    step: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Draining:
     """No further request will be submitted; what is here ends by ``deadline_ns`` or is ended."""
 
@@ -66,16 +80,29 @@ class Woken:
     """A time asked for with ``WakeAt`` has come."""
 
 
-ReplicaEvent = Submitted | Cancelled | StepDone | StepFailed | Draining | Woken
+ReplicaEvent = Submitted | Cancelled | StepDone | StepFailed | StepGivenUp | Draining | Woken
 
 # ------------------------------------------------------------------------------ replica: effects
 
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """Compute this plan. At most one is outstanding; ``StepDone`` or ``StepFailed`` answers it."""
+    """Compute this plan. At most one is outstanding.
+
+    ``StepDone`` or ``StepFailed`` answers it, or ``StepGivenUp`` where ``Interrupt`` asked for it.
+    """
 
     plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Give the running step up, where that is still possible: something else goes first.
+
+    A driver that cannot ignores it.
+    """
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +169,7 @@ class Drained:
     """Nothing is left on this replica after ``Draining``."""
 
 
-ReplicaEffect = RunStep | Emit | SequenceEnded | End | Report | WakeAt | Drained
+ReplicaEffect = RunStep | Interrupt | Emit | SequenceEnded | End | Report | WakeAt | Drained
 
 # --------------------------------------------------------------------------------- fleet: events
 
@@ -208,13 +235,86 @@ class ReplicaLost:
     """A replica's process ended or stopped answering.
 
     ``permanent`` says that another start would end in the same way, ``silent`` that it held work
-    and stopped answering.
+    and stopped answering. ``keeps_board`` is set for a remote replica, of which only the health is
+    known to be bad: it gets nothing more, and each of its requests tells its own end.
     """
 
     replica_id: str
     error: str
     permanent: bool = field(default=False, kw_only=True)
     silent: bool = field(default=False, kw_only=True)
+    keeps_board: bool = field(default=False, kw_only=True)
+
+
+class Outcome(StrEnum):
+    """How an attempt on a remote replica went."""
+
+    GOOD = "good"  # it answered
+    FAULT = "fault"  # it did not answer as it should
+    FULL = "full"  # it takes no more for the time being
+    VOID = "void"  # nothing was learnt: the client left, or its request was wrong
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """A remote replica gave no whole answer to a request; it holds nothing of it any more.
+
+    ``outcome`` is ``FAULT`` or ``FULL``. ``rest_ns`` is how long the replica asks to be left alone.
+    """
+
+    request_id: str
+    outcome: Outcome
+    error: str
+    rest_ns: int | None = None
+
+
+class Left(NamedTuple):
+    """One limit as an answer tells it; ``full_ns`` is the time until ``limit`` is there again."""
+
+    limit: int
+    remaining: int
+    full_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLeft:
+    """What one answer says of its vendor's limits; ``None`` where it says nothing."""
+
+    requests: Left | None = None
+    tokens: Left | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaTold:
+    """The answer to a request that was sent at ``sent_ns`` tells of the vendor's limits."""
+
+    replica_id: str
+    left: QuotaLeft
+    sent_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDraining:
+    """The operator lets a replica finish what it has and gives it nothing more, or takes that back.
+
+    It stays loaded, and a loss or a new start does not change the wish.
+    """
+
+    replica_id: str
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """The operator changed what is allowed. Nothing that was accepted is ended by it.
+
+    ``pools`` are all models that there are. Replicas that are new among theirs are started, those
+    that are missing leave, see ``core/membership.py``. ``tenants`` replaces the earlier ones, and
+    what their running requests hold counts on.
+    """
+
+    pools: tuple[PoolLimits, ...]
+    tenants: tuple[TenantLimits, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,14 +331,13 @@ class Tick:
 
 FleetEvent = (
     Arrived | Cancelled | Progress | Ended | ReplicaReady | ReplicaReported | ReplicaLost
-    | FleetDraining | Tick
+    | AttemptFailed | QuotaTold | ReplicaDraining | Reconfigured | FleetDraining | Tick
 )  # fmt: skip
 
 # -------------------------------------------------------------------------------- fleet: effects
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaScore:
+class ReplicaScore(NamedTuple):
     """How one replica was judged for one request; the lowest ``score`` among those that fit wins.
 
     ``uncached_tokens`` is the prefill that stands before the request's first token there, its own
@@ -332,4 +431,13 @@ class Retarget:
     threshold: float
 
 
-FleetEffect = Dispatch | Reject | Abort | Fail | StartReplica | Shorten | Retarget | WakeAt
+@dataclass(frozen=True, slots=True)
+class StopReplica:
+    """Stop this replica for good: it has left and holds no request. Nothing more is heard of it."""
+
+    replica_id: str
+
+
+FleetEffect = (
+    Dispatch | Reject | Abort | Fail | StartReplica | StopReplica | Shorten | Retarget | WakeAt
+)

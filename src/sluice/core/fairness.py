@@ -7,8 +7,11 @@ without requests earns no credit, and a counter that is ahead is not forgiven by
 nobody is left, the counter of the last that left is the start. Two tenants that always have
 requests waiting are then served within a bounded difference of each other.
 
-Two things differ from the paper, both because a tenant here has requests until they end and not
-only until they start. A counter is never more than ``CREDIT_TOKENS`` behind the greatest, so that
+Three things differ from the paper, because a tenant here has requests until they end and not only
+until they start. Where ``claim`` says what a tenant's requests are predicted to take, that counts
+as if it were served: of two tenants that had the same, the one that asks for more is ahead, so that
+what a tenant with little to ask gets does not depend on how fast another one asks (max-min
+fairness). A counter is never more than ``CREDIT_TOKENS`` behind the greatest, so that
 one which keeps a single short request running for an hour cannot claim the machine for an hour
 afterwards. And the answer is yes or no with a quantum, not an order by counter: within the quantum
 due times decide, and a busy tenant's place does not change with every token.
@@ -32,11 +35,20 @@ UNITS = 1_000
 
 @dataclass(slots=True)
 class _Counter:
-    """The service that an active tenant received, in ``UNITS`` of tokens at weight 1."""
+    """The service that an active tenant received, in ``UNITS`` of tokens at weight 1.
+
+    ``claims`` are the tokens that its requests are predicted to take.
+    """
 
     units: int
     weight: float
     requests: int = 0
+    claims: int = 0
+
+    @property
+    def with_claims(self) -> int:
+        """The service when all that it asks for is served."""
+        return self.units + round(self.claims * UNITS / self.weight)
 
 
 class FairShares:
@@ -50,6 +62,7 @@ class FairShares:
         self._floor = 0
         # The least counter of the active, until one of them changes.
         self._least: int | None = None
+        self._least_with_claims: int | None = None
 
     def enter(self, tenant: str, weight: float) -> None:
         """One more request of this tenant is here. ``weight`` is its share against the others'."""
@@ -58,7 +71,7 @@ class FairShares:
         if counter is None:
             units = max(self._departed.pop(tenant, 0), self._start())
             counter = self._active[tenant] = _Counter(units, weight)
-            self._least = None
+            self._forget_least()
         counter.weight = weight
         counter.requests += 1
 
@@ -70,7 +83,7 @@ class FairShares:
             return
         self._floor = self._start()
         del self._active[tenant]
-        self._least = None
+        self._forget_least()
         if counter.units > self._floor:
             self._remember(tenant, counter.units)
 
@@ -79,22 +92,39 @@ class FairShares:
         counter = self._active.get(tenant)
         if counter is None:
             return
-        before = counter.units
+        before, all_before = counter.units, counter.with_claims
         counter.units = max(before, self._floor) + round(tokens * UNITS / counter.weight)
         self._floor = max(self._floor, counter.units - CREDIT_TOKENS * UNITS)
         if before == self._least:
             self._least = None
+        if all_before == self._least_with_claims:
+            self._least_with_claims = None
+
+    def claim(self, tenant: str, tokens: int) -> None:
+        """What the requests of a tenant that has one here are predicted to take changes by this."""
+        self._active[tenant].claims += tokens
+        self._least_with_claims = None
 
     def ahead(self, tenant: str) -> bool:
-        """Whether the tenant received more than a quantum beyond the least served of the active.
+        """Whether the tenant has more than a quantum beyond the active one that has least.
+
+        What they claim counts with what they received.
 
         Never where no other tenant has a request.
         """
         counter = self._active.get(tenant)
         if len(self._active) - (counter is not None) == 0:
             return False
-        units = self._departed.get(tenant, 0) if counter is None else counter.units
-        return units - self._start() > self._quantum
+        if counter is None:
+            units = max(self._departed.get(tenant, 0), self._start())
+        else:
+            units = counter.with_claims
+        if self._least_with_claims is None:
+            self._least_with_claims = min(each.with_claims for each in self._active.values())
+        return units - max(self._floor, self._least_with_claims) > self._quantum
+
+    def _forget_least(self) -> None:
+        self._least = self._least_with_claims = None
 
     def _start(self) -> int:
         """The counter at which a tenant starts that has nothing remembered."""

@@ -16,10 +16,12 @@ from typing import assert_never
 
 from sluice.core.accepted import Accepted
 from sluice.core.admission import NS_PER_S, Refusal, never_runs, reject
+from sluice.core.attempts import rested, shut, tried_again
 from sluice.core.door import Door, answer, give_up, place_next
 from sluice.core.events import (
     Abort,
     Arrived,
+    AttemptFailed,
     Cancelled,
     Dispatch,
     Ended,
@@ -28,25 +30,35 @@ from sluice.core.events import (
     FleetEffect,
     FleetEvent,
     Progress,
+    QuotaTold,
+    Reconfigured,
     Reject,
+    ReplicaDraining,
     ReplicaLost,
     ReplicaReady,
     ReplicaReported,
     Retarget,
     Shorten,
     StartReplica,
+    StopReplica,
     Tick,
     WakeAt,
 )
 from sluice.core.fleet_replica import FleetReplica, RestartLimits
 from sluice.core.ladder import Leaves, Stays
 from sluice.core.lifecycle import ReplicaState
-from sluice.core.pools import Pool, PoolLimits, PoolView
+from sluice.core.limits import PoolLimits, TenantLimits
+from sluice.core.membership import change, depart, replicas_of
+from sluice.core.pools import Pool, PoolView
 from sluice.core.request import COMPLETE, EndReason, Request, Rung, Usage
-from sluice.core.tenants import Allowance, TenantLedger, TenantLimits
+from sluice.core.tenants import Allowance, TenantLedger
 
 # A request that was on board of this many lost replicas is not tried again: it may be the cause.
 LOSSES_MAX = 2
+
+_ReplicaNews = ReplicaReady | ReplicaReported | QuotaTold | ReplicaDraining
+# What leaves the replicas' states as they are.
+_OF_REQUESTS = (Arrived, Cancelled, Progress, Ended, AttemptFailed, ReplicaReported, QuotaTold)
 
 
 class Fleet:
@@ -65,17 +77,17 @@ class Fleet:
         self._restarts = restarts or RestartLimits()
         self._pools: dict[str, Pool] = {}
         self._replicas: dict[str, FleetReplica] = {}
+        self._are_leaving = False
         for limits in pools:
-            replicas = tuple(FleetReplica(name, limits.model) for name in limits.replica_ids)
+            replicas = replicas_of(limits, {})
             self._pools[limits.model] = Pool(limits, replicas)
             self._replicas.update((replica.id, replica) for replica in replicas)
-        for pool in self._pools.values():
-            if pool.limits.smaller is not None:
-                pool.smaller = self._pools[pool.limits.smaller]
+        self._link()
         self._accepted: dict[str, Accepted] = {}
         self._arrivals = 0
         self._drain_by_ns: int | None = None
         self._wake_ns: int | None = None
+        self._start_ns: int | None = None  # the next planned start of a replica
 
     def handle(self, event: FleetEvent, now_ns: int) -> list[FleetEffect]:
         """Take one event and return what is to be done. The first ``Tick`` starts the replicas.
@@ -83,10 +95,19 @@ class Fleet:
         Raises ``KeyError`` for a model or replica that is not configured and ``ValueError`` for a
         request id that is in use; nothing is changed then.
         """
-        effects = self._take(event, now_ns)
-        if not isinstance(event, Progress):
+        if isinstance(event, Progress):
+            if not self._progress(event, now_ns):
+                return []
+            effects = list[FleetEffect]()
+        else:
+            effects = self._take(event, now_ns)
             for pool in self._pools.values():
                 pool.stuck = False
+        if not isinstance(event, _OF_REQUESTS):
+            starts = (replica.start_ns for replica in self._replicas.values())
+            self._start_ns = min((at_ns for at_ns in starts if at_ns is not None), default=None)
+        if self._are_leaving:
+            effects += self._let_leave()
         effects += self._dispatch(now_ns)
         wake_ns = self._next_wake_ns(now_ns)
         if wake_ns is not None and wake_ns != self._wake_ns:
@@ -100,16 +121,18 @@ class Fleet:
                 return self._arrived(self._pools[event.model], event.request, now_ns)
             case Cancelled():
                 return self._cancelled(event, now_ns)
-            case Progress():
-                self._progress(event, now_ns)
             case Ended():
                 self._ended(event, now_ns)
-            case ReplicaReady():
-                self._ready(event, now_ns)
-            case ReplicaReported():
-                self._reported(event, now_ns)
+            case Progress():
+                pass  # see ``handle``
+            case AttemptFailed():
+                return self._attempt_failed(event, now_ns)
             case ReplicaLost():
                 return self._lost(event, now_ns)
+            case ReplicaReady() | ReplicaReported() | QuotaTold() | ReplicaDraining():
+                self._told(event, now_ns)
+            case Reconfigured():
+                return self._reconfigured(event, now_ns)
             case FleetDraining():
                 return self._draining(event.deadline_ns, now_ns)
             case Tick():
@@ -117,6 +140,20 @@ class Fleet:
             case _:
                 assert_never(event)
         return []
+
+    def _told(self, event: _ReplicaNews, now_ns: int) -> None:
+        replica = self._replicas[event.replica_id]
+        match event:
+            case ReplicaReady():
+                self._ready(event, now_ns)
+            case ReplicaReported():
+                self._reported(event, now_ns)
+            case QuotaTold():
+                replica.told(event.left, event.sent_ns)
+            case ReplicaDraining():
+                replica.draining = event.on
+            case _:
+                assert_never(event)
 
     # ---------------------------------------------------------------------------------- requests
 
@@ -154,7 +191,8 @@ class Fleet:
         """Why nothing at all is accepted for this model."""
         if self._drain_by_ns is not None:
             return Refusal(503, "draining", 0, 0, max(0, self._drain_by_ns - now_ns))
-        return None if pool.ready() else pool.not_ready(now_ns)
+        serves = any(replica.is_serving for replica in pool.replicas)
+        return shut(pool, now_ns) if serves else pool.not_ready(now_ns)
 
     def _accept(self, pool: Pool, door: Door, now_ns: int) -> list[FleetEffect]:
         """Count a request, and start it if it can: who waits was placed as far as possible."""
@@ -184,18 +222,31 @@ class Fleet:
         self._release(accepted, now_ns)
         return [] if replica_id is None else [Abort(event.request_id, replica_id)]
 
-    def _progress(self, event: Progress, now_ns: int) -> None:
+    def _progress(self, event: Progress, now_ns: int) -> bool:
+        """Whether something may follow from it: a further token makes nobody start."""
         accepted = self._accepted.get(event.request_id)
-        if accepted is not None and accepted.replica_id is not None:
-            self._pools[accepted.model].progress(accepted, event.tokens, now_ns)
+        if accepted is None or accepted.replica_id is None:
+            return False
+        first = not accepted.tokens
+        self._pools[accepted.model].progress(accepted, event.tokens, now_ns)
+        return first
 
     def _ended(self, event: Ended, now_ns: int) -> None:
         accepted = self._accepted.get(event.request_id)
         if accepted is None:
             return
         if event.reason in COMPLETE:
-            self._pools[accepted.model].completed(accepted, event)
+            self._pools[accepted.model].completed(accepted, event, now_ns)
         self._release(accepted, now_ns, event.usage)
+
+    def _attempt_failed(self, event: AttemptFailed, now_ns: int) -> list[FleetEffect]:
+        accepted = self._accepted.get(event.request_id)
+        if accepted is None or accepted.replica_id is None:
+            return []
+        pool = self._pools[accepted.model]
+        if tried_again(pool, accepted, event, self._chance, now_ns):
+            return []
+        return self._end(accepted, EndReason.FAILED, event.error, now_ns)
 
     def _release(self, accepted: Accepted, now_ns: int, usage: Usage | None = None) -> None:
         """The one place where an accepted request stops being one; without ``usage`` it is known
@@ -203,7 +254,8 @@ class Fleet:
         pool, request = self._pools[accepted.model], accepted.request
         del self._accepted[request.id]
         if usage is None and accepted.attempts:
-            usage = Usage(len(request.prompt), 0, accepted.tokens)
+            was_computed = accepted.tokens or not accepted.tried
+            usage = Usage(request.prompt_tokens if was_computed else 0, 0, accepted.tokens)
         if usage is None:
             self._ledger.release(request.id, now_ns)
         else:
@@ -223,7 +275,8 @@ class Fleet:
         """End a waiting request: refused if it was never dispatched, else failed."""
         if accepted.attempts:
             reason = EndReason.EXPIRED if refusal.reason == "queue_deadline" else EndReason.FAILED
-            error = f"its replica was lost; then: {refusal.reason}"
+            what = "failed it" if accepted.tried else "was lost"
+            error = f"its replica {what}; then: {refusal.reason}"
             return self._end(accepted, reason, error, now_ns)
         self._release(accepted, now_ns)
         pool = self._pools[accepted.model]
@@ -268,10 +321,12 @@ class Fleet:
             return []
         if event.permanent:
             replica.fail(error)
+        elif event.keeps_board and self._drain_by_ns is None:
+            replica.part(error, now_ns)
         else:
             replica.lose(error, self._restarts if self._drain_by_ns is None else None, now_ns)
         effects: list[FleetEffect] = []
-        for accepted in list(replica.on_board.values()):
+        for accepted in [] if event.keeps_board else list(replica.on_board.values()):
             replica.leave(accepted)
             effects += self._rescue(accepted, event, now_ns)
         return effects + self._give_up(self._pools[replica.model], now_ns)
@@ -297,6 +352,32 @@ class Fleet:
             effects += self._turn_away(accepted, refusal, now_ns)
         return effects
 
+    def _reconfigured(self, event: Reconfigured, now_ns: int) -> list[FleetEffect]:
+        models = {limits.model: limits for limits in event.pools}
+        if models.keys() != self._pools.keys():
+            raise ValueError("models cannot be added or removed")
+        for model, pool in self._pools.items():
+            self._replicas.update((one.id, one) for one in change(pool, models[model]))
+        self._are_leaving = any(replica.leaving for replica in self._replicas.values())
+        self._link()
+        running = [accepted.request for accepted in self._accepted.values()]
+        self._ledger.replace(event.tenants, running, now_ns)
+        return self._start_due(now_ns)
+
+    def _let_leave(self) -> list[FleetEffect]:
+        gone = [replica.id for pool in self._pools.values() for replica in depart(pool)]
+        for replica_id in gone:
+            del self._replicas[replica_id]
+        self._are_leaving = any(replica.leaving for replica in self._replicas.values())
+        return [StopReplica(replica_id) for replica_id in gone]
+
+    def _link(self) -> None:
+        for pool in self._pools.values():
+            smaller = pool.limits.smaller
+            pool.smaller = None if smaller is None else self._pools[smaller]
+            if pool.limits.remote is not None and pool.retries is not None:
+                pool.retries.limits = pool.limits.remote.retries
+
     # ------------------------------------------------------------------------------ time and end
 
     def _draining(self, deadline_ns: int, now_ns: int) -> list[FleetEffect]:
@@ -318,19 +399,26 @@ class Fleet:
                 why = "the server is shutting down"
                 effects += self._end(accepted, EndReason.SHUTDOWN, why, now_ns)
         for pool in self._pools.values():
+            for accepted in rested(pool, now_ns):
+                why = "no replica is left that could try it again"
+                effects += self._end(accepted, EndReason.FAILED, why, now_ns)
             for accepted in pool.queue.overdue(now_ns):
                 effects += self._turn_away(accepted, pool.overdue(accepted, now_ns), now_ns)
-        if self._drain_by_ns is None:
-            for replica in self._replicas.values():
-                if replica.is_due(now_ns):
-                    replica.start(now_ns)
-                    effects.append(StartReplica(replica.id))
-        return effects
+        return effects + self._start_due(now_ns)
+
+    def _start_due(self, now_ns: int) -> list[FleetEffect]:
+        if self._drain_by_ns is not None:
+            return []
+        due = [replica for replica in self._replicas.values() if replica.is_due(now_ns)]
+        for replica in due:
+            replica.start(now_ns)
+        return [StartReplica(replica.id) for replica in due]
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
         times = [pool.queue.next_due_ns() for pool in self._pools.values()]
         times += [pool.next_sweep_ns() for pool in self._pools.values()]
-        times += [replica.start_ns for replica in self._replicas.values()]
+        times += [pool.next_open_ns(now_ns) for pool in self._pools.values()]
+        times.append(self._start_ns)
         if self._accepted:
             times.append(self._drain_by_ns)
         return min((max(now_ns, at_ns) for at_ns in times if at_ns is not None), default=None)

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 
 from sluice.core.accepted import Accepted, Rank
 from sluice.core.admission import NS_PER_S, tokens_max
-from sluice.core.events import ReplicaLimits, Report
+from sluice.core.breaker import BreakerState
+from sluice.core.events import Outcome, QuotaLeft, ReplicaLimits, Report
 from sluice.core.feasibility import Pace, Release, Track
+from sluice.core.gate import RemoteGate
 from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState, moved
+from sluice.core.limits import RemoteLimits
 from sluice.core.request import Request
 from sluice.core.routing import Candidate, PrefixMemory
 from sluice.core.service import ServiceTimes
@@ -51,7 +54,11 @@ class RestartLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One replica as metrics and operators see it. ``start_ns`` is its next planned start."""
+    """One replica as metrics and operators see it. ``start_ns`` is its next planned start.
+
+    ``draining`` says that it gets no more requests. ``seats`` is what it is given at a time,
+    ``breaker`` is set for a remote one that served.
+    """
 
     id: str
     model: str
@@ -63,14 +70,27 @@ class ReplicaView:
     start_ns: int | None
     report: Report | None
     report_age_ns: int | None
+    draining: bool = False
+    seats: int = 0
+    breaker: BreakerState | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it is ready and may be given requests."""
+        return self.state is ReplicaState.READY and not self.draining
 
 
 @dataclass(slots=True, eq=False)
 class FleetReplica:
-    """One replica: its state, and what was dispatched to it."""
+    """One replica: its state, and what was dispatched to it.
+
+    A ``remote`` one has a ``gate`` once it served. ``opens_ns`` is when that lets the request pass
+    that was refused last, ``None`` where it passed or waits for another one to end.
+    """
 
     id: str
     model: str
+    weight: float = 1.0
     state: ReplicaState = ReplicaState.STOPPED
     limits: ReplicaLimits | None = None
     error: str = ""
@@ -93,6 +113,11 @@ class FleetReplica:
     prefixes: PrefixMemory = field(default_factory=lambda: PrefixMemory(0))
     releases: list[Release] | None = None
     releases_ns: int = 0
+    draining: bool = False
+    leaving: bool = False
+    remote: RemoteLimits | None = None
+    gate: RemoteGate | None = None
+    opens_ns: int | None = None
 
     def move(self, target: ReplicaState) -> None:
         """Change its state. Raises ``InternalError`` where the table does not allow it."""
@@ -110,6 +135,11 @@ class FleetReplica:
         self.limits = limits
         self.tokens_max = tokens_max(limits)
         self.seats = limits.sequences_max
+        if self.remote is not None:
+            if self.gate is None:
+                self.gate = RemoteGate(limits.sequences_max, self.remote.breaker)
+            self.gate.serve(limits.sequences_max)
+            self.seats = self.gate.places(now_ns)
         self.error = ""
         self.report = None
         self.reported_ns = now_ns
@@ -133,6 +163,14 @@ class FleetReplica:
         self.error = error
         self.report = None
 
+    def part(self, error: str, now_ns: int) -> None:
+        """It does not answer any more: it is asked again at once, and keeps what is on board."""
+        self.move(ReplicaState.BACKOFF)
+        self.start_ns = now_ns
+        self.losses_ns = [*self.losses_ns[-1:], now_ns]
+        self.error = error
+        self.report = None
+
     def fail(self, error: str) -> None:
         """It is gone for good: another start would end in the same way."""
         self.move(ReplicaState.FAILED)
@@ -151,15 +189,10 @@ class FleetReplica:
             return self.state is ReplicaState.STOPPED
         return self.start_ns <= now_ns
 
-    def takes(self, request: Request) -> bool:
-        """Whether it serves, has the places that the request takes, and can ever run it."""
-        limits = self.limits
-        if self.state is not ReplicaState.READY or limits is None:
-            return False
-        places = self.places + request.choices
-        if places > limits.sequences_max or (places > self.seats and self.places):
-            return False
-        return len(request.prompt) + request.output_tokens_max <= self.tokens_max
+    @property
+    def is_serving(self) -> bool:
+        """Whether it is ready and may be given requests."""
+        return self.state is ReplicaState.READY and not self.draining
 
     def board(self, accepted: Accepted, now_ns: int) -> None:
         """Count a request that is dispatched here."""
@@ -168,7 +201,7 @@ class FleetReplica:
         accepted.replica_id = self.id
         accepted.dispatched_ns = now_ns
         accepted.attempts += 1
-        accepted.prefill_tokens = len(request.prompt) - cached
+        accepted.prefill_tokens = request.prompt_tokens - cached
         accepted.blocks = accepted.work.blocks
         if not self.prefill_tokens:
             self.prefill_since_ns = now_ns
@@ -180,6 +213,43 @@ class FleetReplica:
         self.dispatched_since_report += 1
         self.releases = None
         self.prefixes.add(accepted.chain)
+        if self.gate is not None:
+            self.gate.began(request.id, request.tokens_asked, now_ns)
+
+    def shut_ns(self, now_ns: int) -> int:
+        """Time for which it gets nothing, whatever its load is."""
+        wait_ns = None if self.gate is None else self.gate.wait_ns(1, now_ns)
+        return wait_ns or 0
+
+    def is_broken(self, now_ns: int) -> bool:
+        """Whether its breaker is open."""
+        return self.gate is not None and self.gate.breaker.state(now_ns) is BreakerState.OPEN
+
+    def told(self, left: QuotaLeft, sent_ns: int) -> None:
+        """An answer said what its vendor still allows."""
+        if self.gate is not None:
+            self.gate.quota.told(left, sent_ns)
+
+    def first_token(self, accepted: Accepted, predicted_ns: int, now_ns: int) -> None:
+        """The first token of a request came: the replica works."""
+        if self.gate is not None:
+            taken_ns = now_ns - accepted.dispatched_ns
+            self.gate.window.first_token(predicted_ns, taken_ns, self.places, now_ns)
+            self.settle(accepted, Outcome.GOOD, now_ns)
+
+    def whole(self, accepted: Accepted, now_ns: int) -> None:
+        """The answer of a request came, all at once."""
+        if self.gate is not None:
+            self.gate.window.whole(self.places, now_ns)
+            self.settle(accepted, Outcome.GOOD, now_ns)
+
+    def settle(
+        self, accepted: Accepted, outcome: Outcome, now_ns: int, rest_ns: int | None = None
+    ) -> None:
+        """Note how an attempt of a request on board went."""
+        if self.gate is not None:
+            others = self.places - accepted.request.choices
+            self.gate.ended(accepted.request.id, outcome, now_ns, places=others, rest_ns=rest_ns)
 
     def prefilled(self, accepted: Accepted, now_ns: int | None = None) -> None:
         """Its prompt is computed, as the first token came at ``now_ns``, or is not wanted."""
@@ -194,6 +264,8 @@ class FleetReplica:
         """Return all that the request holds here."""
         del self.on_board[accepted.request.id]
         self.prefilled(accepted)
+        if self.gate is not None:
+            self.gate.left(accepted.request.id)
         self.places -= accepted.request.choices
         self.blocks_reserved -= accepted.blocks
         self.releases = None
@@ -206,7 +278,10 @@ class FleetReplica:
         self.reported_ns = now_ns
         self.blocks_unreserved = report.blocks_total - report.blocks_free - self.blocks_reserved
         self.dispatched_since_report = 0
-        if report.seats is not None:
+        if self.gate is not None:
+            if self.remote is not None and self.remote.has_gauges:
+                self.gate.window.gauged(report.waiting, self.places, now_ns)
+        elif report.seats is not None:
             self.seats = min(report.seats, report.running) if report.blocked else report.seats
         elif report.blocked > 0:
             self.seats, self.seats_ns = max(1, report.running), now_ns
@@ -221,22 +296,39 @@ class FleetReplica:
         return self.prefixes.cached_blocks(chain) * self.limits.block_size
 
     def candidate(self, accepted: Accepted, now_ns: int) -> Candidate | None:
-        """How it stands for a request; ``None`` where the request would only wait inside it."""
-        assert self.limits is not None
+        """How it stands for a request; ``None`` where that would not start on it.
+
+        It does not serve, can never run it, has no places for it, or it would wait inside.
+        """
+        limits, request, held = self.limits, accepted.request, self.places
+        if limits is None or not self.is_serving or not self._lets_pass(request, now_ns):
+            return None
+        places = held + request.choices
+        if places > limits.sequences_max or (held and places > self.seats):
+            return None
+        if request.prompt_tokens + request.output_tokens_max > self.tokens_max:
+            return None
         report, since = self.report, self.dispatched_since_report
         kv_fits = accepted.work.blocks <= self.blocks_free(now_ns)
-        crowded = report is not None and (report.blocked or (since and not kv_fits))
-        if crowded and self.places:
+        if held and report is not None and (report.blocked or (since and not kv_fits)):
             return None  # one waits inside, ready to start there when another one ends
-        is_fresh = now_ns - self.reported_ns <= REPORT_NS_MAX
-        return Candidate(
-            self.id,
-            self.places,
-            self.prefill_tokens,
-            accepted.cached.get(self.id, 0),
-            kv_fits,
-            not is_fresh and since >= STALE_DISPATCHES_MAX,
+        is_stale = now_ns - self.reported_ns > REPORT_NS_MAX
+        held_back = 2 if self.id in accepted.tried else is_stale and since >= STALE_DISPATCHES_MAX
+        cached_tokens = accepted.cached.get(self.id, 0)
+        # As ``Candidate(…)``, which takes three times as long: one is made per replica and request.
+        return tuple.__new__(
+            Candidate,
+            (self.id, held, self.prefill_tokens, cached_tokens, kv_fits, held_back, self.weight),
         )
+
+    def _lets_pass(self, request: Request, now_ns: int) -> bool:
+        """Whether its gate is open for the request, and for how many."""
+        if self.gate is None:
+            return True
+        self.seats = self.gate.places(now_ns)
+        wait_ns = self.gate.wait_ns(request.tokens_asked, now_ns)
+        self.opens_ns = now_ns + wait_ns if wait_ns else None
+        return wait_ns == 0
 
     def blocks_free(self, now_ns: int) -> int:
         """KV blocks that are not in use or promised. Own counts; a fresh report corrects them."""
@@ -250,6 +342,8 @@ class FleetReplica:
 
     def backlog_ns(self, rank: Rank, rank_of: RankOf, service: ServiceTimes, now_ns: int) -> int:
         """Time for which prompts of this and smaller ranks will be computed here."""
+        if not self.prefilling:
+            return 0
         ahead = (a for a in self.prefilling.values() if rank_of(a) <= rank)
         tokens = sum(accepted.prefill_tokens for accepted in ahead)
         if not tokens:
@@ -265,7 +359,7 @@ class FleetReplica:
             backlog.append((rank, until_ns - behind))
             behind = until_ns
         return Track(
-            now_ns,
+            max(now_ns, self.opens_ns or now_ns),
             places=self.seats - self.places,
             blocks=self.blocks_free(now_ns),
             releases=self.predicted_releases(service, now_ns),
@@ -315,4 +409,7 @@ class FleetReplica:
             start_ns=self.start_ns,
             report=self.report,
             report_age_ns=None if self.report is None else now_ns - self.reported_ns,
+            draining=self.draining,
+            seats=self.seats if self.gate is None else self.gate.places(now_ns),
+            breaker=None if self.gate is None else self.gate.breaker.state(now_ns),
         )

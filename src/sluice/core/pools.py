@@ -4,6 +4,7 @@ Owned and changed by ``core/fleet.py`` and, in its service, ``core/door.py``, wh
 promise holds; the views are for everyone. The order of the waiting is ``core/queue.py``'s.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +20,11 @@ from sluice.core.fairness import FairShares
 from sluice.core.feasibility import Outlook, Sweep
 from sluice.core.fleet_replica import FleetReplica, ReplicaView
 from sluice.core.lifecycle import ReplicaState
+from sluice.core.limits import PoolLimits
 from sluice.core.margins import Margin
 from sluice.core.queue import Queue
 from sluice.core.request import TIER_DEFAULT, TIER_MAX, TTFT_NS_DEFAULT, Request, Rung
+from sluice.core.retries import RetryBudget
 from sluice.core.returns import Returns
 from sluice.core.routing import block_chain, blocks_needed, rank
 from sluice.core.service import ServiceTimes
@@ -39,34 +42,6 @@ DEPARTURES_AHEAD = 16
 _TOKENS_MAX = attrgetter("tokens_max")
 # A tenant counts as active, and tier 0 as in use, for so long after their last request.
 LATELY_NS = 10 * NS_PER_S
-
-
-@dataclass(frozen=True, slots=True)
-class PoolLimits:
-    """One model and its replicas, as configured.
-
-    ``queue_places_max`` places may wait per ready replica beyond what it runs, with at most
-    ``queue_tokens_max`` prompt tokens per ready replica and ``queue_bytes_max`` bytes in total
-    (``None`` for no such bound); none waits longer than ``queue_wait_ns_max``. Of tokens and bytes
-    the first to wait may have more.
-
-    ``smaller`` is the model that takes over where a ladder says so. ``utilisation`` is the share of
-    the pool's speed that is counted on where a wait is promised: higher accepts more and later.
-    ``headroom`` is the share of places kept free of tenants over their share while another one is
-    active, and of tiers above 0 while tier 0 is. ``aging_ns`` is the wait that lower tiers are not
-    to pass, ``None`` for strict order of tiers.
-    """
-
-    model: str
-    replica_ids: tuple[str, ...]
-    queue_places_max: int = 64
-    queue_wait_ns_max: int = 60 * NS_PER_S
-    queue_tokens_max: int | None = None
-    queue_bytes_max: int | None = None
-    smaller: str | None = None
-    utilisation: float = 0.75
-    headroom: float = 0.25
-    aging_ns: int | None = 30 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +78,9 @@ class Pool:
     """All replicas of one model, and the requests that wait for one.
 
     ``wait_margin`` is about predictions made when a wait began, ``start_margin`` about those made
-    at dispatch. ``smaller`` is the pool of the smaller model. It is ``stuck`` while nothing has
+    at dispatch. ``smaller`` is the pool of the smaller model. ``retries`` is the budget for further
+    attempts on remote replicas, ``resting`` are the requests that wait for one, by the time of it,
+    and are not in the queue. The pool is ``stuck`` while nothing has
     happened since the next of the waiting fitted nowhere.
     """
 
@@ -117,6 +94,8 @@ class Pool:
     start_margin: Margin = field(default_factory=Margin)
     load_ns: int = LOAD_NS_UNKNOWN
     stuck: bool = False
+    retries: RetryBudget | None = field(init=False)
+    resting: list[tuple[int, int, Accepted]] = field(default_factory=list)
     _by_id: dict[str, FleetReplica] = field(init=False)
     _shares: FairShares = field(default_factory=FairShares)
     _leaving: deque[tuple[int, str]] = field(default_factory=deque)
@@ -124,7 +103,14 @@ class Pool:
     _swept_ns: int = 0
 
     def __post_init__(self) -> None:
-        self._by_id = {replica.id: replica for replica in self.replicas}
+        self.set_replicas(self.replicas)
+        remote = self.limits.remote
+        self.retries = None if remote is None else RetryBudget(remote.retries)
+
+    def set_replicas(self, replicas: tuple[FleetReplica, ...]) -> None:
+        """Have these replicas; only ``core/membership.py`` changes which there are."""
+        self.replicas = replicas
+        self._by_id = {replica.id: replica for replica in replicas}
 
     # ------------------------------------------------------------------------------------- facts
 
@@ -134,7 +120,7 @@ class Pool:
 
     def ready(self) -> list[FleetReplica]:
         """The replicas that serve."""
-        return [replica for replica in self.replicas if replica.state is ReplicaState.READY]
+        return [replica for replica in self.replicas if replica.is_serving]
 
     def may_serve_soon(self) -> bool:
         """Whether a replica serves or is about to."""
@@ -142,8 +128,8 @@ class Pool:
         return any(replica.state not in hopeless for replica in self.replicas)
 
     def places(self) -> int:
-        """Places in use: running and waiting."""
-        return self.queue.places + sum(replica.places for replica in self.replicas)
+        """Places in use: waiting, and running where more may run."""
+        return self.queue.places + sum(r.places for r in self.replicas if not r.draining)
 
     def places_max(self) -> int:
         """The bound on places: what the ready replicas run, and what may wait for them."""
@@ -169,7 +155,8 @@ class Pool:
         if not chain:
             return {}
         first = chain[0]
-        return {r.id: r.cached_tokens(chain) for r in self.ready() if first in r.prefixes}
+        known = [replica for replica in self.replicas if first in replica.prefixes]
+        return {r.id: r.cached_tokens(chain) for r in known if r.is_serving}
 
     def work(self, request: Request, cached: Mapping[str, int]) -> Work:
         """What the request is predicted to take."""
@@ -178,7 +165,7 @@ class Pool:
         output_tokens = min(request.output_tokens_max, self.service.mean_output_tokens)
         return Work(
             places=request.choices,
-            prefill_tokens=max(1, len(request.prompt) - max(cached.values(), default=0)),
+            prefill_tokens=max(1, request.prompt_tokens - max(cached.values(), default=0)),
             output_tokens=output_tokens,
             blocks=blocks_needed(request, output_tokens, block_size),
         )
@@ -199,7 +186,9 @@ class Pool:
     def accept(self, request: Request, number: int, now_ns: int) -> Accepted:
         """The request as it would be counted."""
         limits = self.widest()
-        chain = () if limits is None else block_chain(request.prompt, limits.block_size)
+        chain = request.prefixes
+        if limits is not None and not chain:
+            chain = block_chain(request.prompt, limits.block_size)
         cached = self.cached(chain)
         work = self.work(request, cached)
         due_ns = request.ttft_due_ns
@@ -222,14 +211,21 @@ class Pool:
     def enter(self, accepted: Accepted) -> None:
         """Count an accepted request as one of its tenant's."""
         self.service.asked(accepted.request)
+        if self.retries is not None:
+            self.retries.asked()
         self._shares.enter(accepted.request.tenant, accepted.request.weight)
+        accepted.claim = accepted.work.prefill_tokens
+        accepted.claim += accepted.work.places * accepted.work.output_tokens
+        self._shares.claim(accepted.request.tenant, accepted.claim)
 
     def leave(self, accepted: Accepted, now_ns: int) -> None:
         """An accepted request is over: all it holds is free; its tenant counts as active yet."""
+        accepted.over = True
         if accepted.replica_id is not None:
             self.replica(accepted.replica_id).leave(accepted)
         elif accepted.wait is not None:
             self.queue.remove(accepted)
+        self._shares.claim(accepted.request.tenant, -accepted.claim)
         self._leaving.append((now_ns + LATELY_NS, accepted.request.tenant))
         self._let_leave(now_ns)
 
@@ -267,8 +263,8 @@ class Pool:
             return Refusal(429, "queue_full", places, places_max, wait_ns)
         if len(queue) == len(without):
             return None
-        gone = sum(len(other.request.prompt) for other in without)
-        tokens, most = queue.tokens + len(request.prompt) - gone, self.tokens_max()
+        gone = sum(other.request.prompt_tokens for other in without)
+        tokens, most = queue.tokens + request.prompt_tokens - gone, self.tokens_max()
         if most is not None and tokens > most:
             return Refusal(429, "queue_tokens", tokens, most, self.departure_ns(1, now_ns))
         gone = sum(other.request.body_bytes for other in without)
@@ -319,14 +315,13 @@ class Pool:
 
     def order_with(self, accepted: Accepted) -> list[Accepted]:
         """The waiting as they go, and a newcomer among them."""
-        order, key = list(self.in_order()), self._service_order(accepted)
-        place = next((n for n, other in enumerate(order) if self._service_order(other) > key), None)
-        order.insert(len(order) if place is None else place, accepted)
+        order = list(self.in_order())
+        insort(order, accepted, key=self._service_order)
         return order
 
     def goes_first(self, accepted: Accepted, now_ns: int) -> bool:
         """Whether a newcomer goes ahead of all who wait."""
-        first = self.next_up(now_ns, accepted.order.tier)
+        first = self._head(now_ns, accepted.order.tier)
         return not first.aged and self._service_order(accepted) < self._service_order(first)
 
     def rank(self, accepted: Accepted) -> Rank:
@@ -371,11 +366,11 @@ class Pool:
                 return ()
         candidates = []
         for replica in self.replicas:
-            if replica.takes(request) and not (restricted and replica.prefilling):
+            if not (restricted and replica.prefilling):
                 candidate = replica.candidate(accepted, now_ns)
                 if candidate is not None:
                     candidates.append(candidate)
-        return rank(len(request.prompt), candidates) if candidates else ()
+        return rank(request.prompt_tokens, candidates) if candidates else ()
 
     def forecast(
         self,
@@ -410,18 +405,21 @@ class Pool:
 
     # --------------------------------------------------------------------------------- decisions
 
-    def next_up(self, now_ns: int, newcomer_tier: int = TIER_MAX) -> Accepted:
+    def next_up(self, now_ns: int) -> Accepted:
         """The waiting request that goes next, with what is cached of it now."""
+        accepted = self._head(now_ns, TIER_MAX)
+        accepted.cached = self.cached(accepted.chain)
+        return accepted
+
+    def _head(self, now_ns: int, newcomer_tier: int) -> Accepted:
         strictest = 0 if now_ns < self._strict_until_ns else newcomer_tier
-        accepted = self.queue.head(
+        return self.queue.head(
             self._shares,
             now_ns,
-            self.gap_ns(),
+            self.gap_ns,
             aging_ns=self.limits.aging_ns,
             strictest=strictest,
         )
-        accepted.cached = self.cached(accepted.chain)
-        return accepted
 
     def start(self, accepted: Accepted, scores: tuple[ReplicaScore, ...], now_ns: int) -> Dispatch:
         """Give a request that does not wait to the best of these replicas."""
@@ -442,13 +440,19 @@ class Pool:
             if accepted.predicted_first_ns is not None and accepted.attempts == 1:
                 actual_ns = now_ns - accepted.accepted_ns
                 self.wait_margin.observe(accepted.predicted_first_ns, actual_ns, now_ns)
-            self.replica(accepted.replica_id).prefilled(accepted, now_ns)
+            replica = self.replica(accepted.replica_id)
+            if replica.gate is not None:
+                predicted_ns = self.service.prefill_ns(accepted.prefill_tokens, None)
+                replica.first_token(accepted, predicted_ns, now_ns)
+            replica.prefilled(accepted, now_ns)
             self.stuck = False
         accepted.tokens += tokens
         self._shares.charge(accepted.request.tenant, tokens)
 
-    def completed(self, accepted: Accepted, ended: Ended) -> None:
-        """A request ran to its end."""
+    def completed(self, accepted: Accepted, ended: Ended, now_ns: int) -> None:
+        """A request ran to its end; of one that was not streamed no token was told before."""
+        if accepted.replica_id is not None and not accepted.tokens:
+            self.replica(accepted.replica_id).whole(accepted, now_ns)
         self.service.completed(ended, accepted.request)
 
     def overdue(self, accepted: Accepted, now_ns: int) -> Refusal:
@@ -463,6 +467,16 @@ class Pool:
             return False
         self._swept_ns = now_ns
         return True
+
+    def next_open_ns(self, now_ns: int) -> int | None:
+        """When a remote replica may be given what waits, or a request is to be tried again."""
+        if self.limits.remote is None:
+            return None
+        times = [at_ns for at_ns, _, _ in self.resting[:1]]
+        if self.queue:
+            opens = (replica.opens_ns for replica in self.replicas)
+            times += [at_ns for at_ns in opens if at_ns is not None and at_ns > now_ns]
+        return min(times, default=None)
 
     def next_sweep_ns(self) -> int | None:
         """When the waiting are to be looked at again."""
@@ -540,7 +554,7 @@ class Pool:
         self.returns.expire(now_ns)
         return PoolView(
             model=self.limits.model,
-            waiting=len(self.queue),
+            waiting=len(self.queue) + sum(not accepted.over for *_, accepted in self.resting),
             waiting_places=self.queue.places,
             places=self.places(),
             places_max=self.places_max(),

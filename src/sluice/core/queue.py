@@ -6,7 +6,7 @@ when they were told to before newcomers, due time plus own work, arrival. Called
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
@@ -66,7 +66,7 @@ class Queue:
     def _count(self, accepted: Accepted, sign: int) -> None:
         request = accepted.request
         self.places += sign * request.choices
-        self.tokens += sign * len(request.prompt)
+        self.tokens += sign * request.prompt_tokens
         self.bytes += sign * request.body_bytes
         self.timed += sign * accepted.timed
 
@@ -95,14 +95,20 @@ class Queue:
         )
 
     def head(
-        self, shares: FairShares, now_ns: int, gap_ns: int, *, aging_ns: int | None, strictest: int
+        self,
+        shares: FairShares,
+        now_ns: int,
+        gap_ns: Callable[[], int],
+        *,
+        aging_ns: int | None,
+        strictest: int,
     ) -> Accepted:
         """The request that goes next. Raises ``IndexError`` where none waits.
 
         ``strictest`` is the strictest tier that is in use, of those that wait or another one.
 
         A tier in which someone is predicted to wait for ``aging_ns`` or longer gets every second
-        turn: half of the pool's places, one of which comes free every ``gap_ns``. So it gets no
+        turn: half of the pool's places, one of which comes free every ``gap_ns()``. So it gets no
         turn of a stricter request that comes alone, and a long queue of it cannot lock out others.
         """
         ordered = self.in_order(shares)
@@ -110,7 +116,7 @@ class Queue:
         if aging_ns is None or not self._overtaken:
             return first
         lower = [a for a in ordered if a.order.tier > min(strictest, first.order.tier)]
-        aged = self._aged(lower, now_ns, 2 * gap_ns, aging_ns)
+        aged = self._aged(lower, now_ns, 2 * gap_ns(), aging_ns) if lower else None
         if aged is None:
             return first
         aged.aged = True

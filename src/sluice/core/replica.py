@@ -22,19 +22,22 @@ from sluice.core.events import (
     Drained,
     Draining,
     Emit,
+    Interrupt,
     ReplicaEffect,
     ReplicaEvent,
     RunStep,
     SequenceEnded,
     StepDone,
     StepFailed,
+    StepGivenUp,
     Submitted,
     Woken,
 )
 from sluice.core.expiries import Expiries
+from sluice.core.interruption import Interruption
 from sluice.core.lifecycle import SequenceState
 from sluice.core.request import EndReason, Request
-from sluice.core.roster import BatchingLimits
+from sluice.core.roster import BatchingLimits, BatchingPolicy
 from sluice.core.sequence import Generation, Sequence, generation_of
 from sluice.core.step import Plan
 
@@ -57,6 +60,8 @@ class Replica:
         self._generations: dict[str, Generation] = {}
         self._expiries = Expiries()
         self._running: tuple[Plan, Batch] | None = None
+        self._started_ns = 0
+        self._interruption = Interruption() if limits.policy is BatchingPolicy.SLO else None
         self._steps = 0
         self._step_ns = 0
         self._sequences_seen = 0
@@ -76,6 +81,8 @@ class Replica:
                 self._end_request(request_id, EndReason.CANCELLED, "", now_ns, effects)
             case StepFailed():
                 self._step_failed(event, now_ns, effects)
+            case StepGivenUp():
+                self._step_given_up(event, now_ns, effects)
             case Draining(deadline_ns):
                 self._drain_ns = deadline_ns
             case Woken():
@@ -86,6 +93,7 @@ class Replica:
         if self._running is None:
             batch = self._batching.plan(now_ns)
             if batch is not None:
+                self._started_ns = now_ns
                 effects.append(self._run(batch))
         effects.append(self._batching.report(self._step_ns, new=isinstance(event, Submitted)))
         drain_ns = self._drain_ns if self._generations else None
@@ -121,6 +129,7 @@ class Replica:
         self._steps += steps - 1
         for duration_ns in stretch.durations_ns:
             self._step_took(duration_ns, self._running[0].predicted_ns)
+            self._started_ns += duration_ns
         return self._run(self._batching.skip(self._running[1], stretch))
 
     # ------------------------------------------------------------------------------- submission
@@ -139,6 +148,7 @@ class Replica:
         self._expiries.add(request)
         for sequence in generation.sequences:
             self.roster.enter(sequence)
+        effects += self._interrupt(generation.sequences[0], now_ns)
 
     def _refusal(self, request: Request) -> str:
         """Why the request cannot be served here, empty if it can. The fleet checks this first."""
@@ -166,6 +176,8 @@ class Replica:
         if self._step_ns:
             duration_ns = self._step_ns + (duration_ns - self._step_ns) // STEPS_KEPT
         self._step_ns = duration_ns
+        if self._interruption is not None:
+            self._interruption.took(duration_ns)
 
     def _finished_step(self, step: int) -> tuple[Plan, Batch]:
         running = self._running
@@ -175,8 +187,8 @@ class Replica:
 
     def _step_done(self, event: StepDone, now_ns: int, effects: Effects) -> None:
         plan, batch = self._finished_step(event.step)
-        expected = [row.sequence for row in plan.rows if row.sample]
-        if [sampled.sequence for sampled in event.sampled] != expected:
+        expected = [row[0] for row in plan.rows if row[4]]  # by place: names take longer
+        if [sampled[0] for sampled in event.sampled] != expected:
             raise InternalError(f"step {event.step} was answered with tokens of other sequences")
         self._running = None
         self._step_took(event.duration_ns, plan.predicted_ns)
@@ -198,6 +210,24 @@ class Replica:
         blamed = blamed or [row.sequence for row in plan.rows]
         for sequence in blamed:
             self._end_request(sequence.request_id, EndReason.FAILED, event.error, now_ns, effects)
+        self._settle(now_ns, effects)
+
+    def _interrupt(self, newcomer: Sequence, now_ns: int) -> Effects:
+        """Ask for the running step to be given up where that pays for the newcomer."""
+        interruption = self._interruption
+        if self._running is None or interruption is None:
+            return []
+        plan, batch = self._running
+        spent_ns = now_ns - self._started_ns
+        left_ns = plan.predicted_ns - spent_ns
+        pays = interruption.pays(newcomer, batch, self.roster, spent_ns=spent_ns, left_ns=left_ns)
+        return [Interrupt(plan.step)] if pays else []
+
+    def _step_given_up(self, event: StepGivenUp, now_ns: int, effects: Effects) -> None:
+        self._finished_step(event.step)
+        self._running = None
+        if self._interruption is not None:
+            self._interruption.lost(event.duration_ns)
         self._settle(now_ns, effects)
 
     # ---------------------------------------------------------------------------------- endings

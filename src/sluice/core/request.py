@@ -75,6 +75,10 @@ class Request:
     ``weight`` is its tenant's share against the other tenants'. ``body_bytes`` is the memory that
     it holds while it waits. ``likeness`` is equal for requests that ask for the same and known
     before they are tokenised, 0 where nobody computed it.
+
+    A request whose prompt is tokenised elsewhere has none: ``prompt_estimate`` is then the number of
+    its tokens as far as it is known, and ``prefixes`` stand for the blocks of its prompt, as
+    ``routing.block_chain`` makes them of tokens.
     """
 
     id: str
@@ -96,6 +100,18 @@ class Request:
     degraded: tuple[Rung, ...] = ()
     body_bytes: int = 0
     likeness: int = 0
+    prompt_estimate: int = 0
+    prefixes: tuple[int, ...] = ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, estimated where it is not tokenised here."""
+        return len(self.prompt) or self.prompt_estimate
+
+    @property
+    def tokens_asked(self) -> int:
+        """The most tokens that it may take, its prompt counted once."""
+        return self.prompt_tokens + self.choices * self.output_tokens_max
 
 
 @dataclass(frozen=True, slots=True)

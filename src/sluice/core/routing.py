@@ -37,9 +37,12 @@ class PrefixMemory:
 
     def cached_blocks(self, chain: tuple[int, ...]) -> int:
         """Leading blocks of a prompt that are known."""
-        known = self._known
-        missing = (blocks for blocks, block in enumerate(chain) if block not in known)
-        return next(missing, len(chain))
+        known, blocks = self._known, 0
+        for block in chain:
+            if block not in known:
+                break
+            blocks += 1
+        return blocks
 
     def add(self, chain: tuple[int, ...]) -> None:
         """Note that a prompt is computed on this replica."""
@@ -55,8 +58,9 @@ class Candidate(NamedTuple):
 
     ``places`` are dispatched to it and not ended. ``prefill_tokens`` wait there for a first token.
     ``cached_tokens`` of the request's prompt are probably cached. ``kv_fits`` says whether its KV
-    pool is predicted to hold the request too. ``held_back`` is set where its load reports have
-    stopped and it was tried enough.
+    pool is predicted to hold the request too. ``held_back`` is 1 where its load reports have
+    stopped and it was tried enough, 2 where it failed the request before. ``weight`` is its share
+    of the work.
     """
 
     replica_id: str
@@ -64,12 +68,13 @@ class Candidate(NamedTuple):
     prefill_tokens: int
     cached_tokens: int
     kv_fits: bool
-    held_back: bool
+    held_back: int
+    weight: float = 1.0
 
 
 def blocks_needed(request: Request, output_tokens: int, block_size: int) -> int:
     """Blocks for the prompt once and ``output_tokens`` of every choice."""
-    prompt_blocks = -(-len(request.prompt) // block_size)
+    prompt_blocks = -(-request.prompt_tokens // block_size)
     return prompt_blocks + request.choices * -(-output_tokens // block_size)
 
 
@@ -77,25 +82,21 @@ def rank(prompt_tokens: int, candidates: Sequence[Candidate]) -> tuple[ReplicaSc
     """The replicas that can take a request, best first, as many as are worth telling.
 
     One that is held back counts only where there is no other. The score is uncached prefill tokens
-    (waiting there, and the request's own) times the sequences there, plus those sequences. A
-    replica whose KV pool is predicted to be short comes after all others. Ties go to the one listed
-    first.
+    (waiting there, and the request's own) times the sequences there, plus those sequences, divided
+    by the replica's weight. A replica whose KV pool is predicted to be short comes after all
+    others. Ties go to the one listed first.
     """
-    judged: list[tuple[bool, bool, int, int, int]] = []
-    for candidate in candidates:
-        _, places, prefill_tokens, cached_tokens, kv_fits, held_back = candidate
-        uncached = prefill_tokens + prompt_tokens - cached_tokens
-        score = uncached * (places or 1) + places
-        judged.append((held_back, not kv_fits, score, len(judged), uncached))
+    judged = [
+        (back, not fits, (uncached * (places or 1) + places) / weight, number, uncached)
+        for number, (_, places, waiting, cached, fits, back, weight) in enumerate(candidates)
+        for uncached in (waiting + prompt_tokens - cached,)
+    ]
     judged.sort()
-    best = judged[:SCORES_TOLD]
     return tuple(
-        ReplicaScore(
-            replica_id=candidates[number].replica_id,
-            score=float(score),
-            uncached_tokens=uncached,
-            places=candidates[number].places,
-            kv_fits=not short,
-        )
-        for _, short, score, number, uncached in best
+        [
+            ReplicaScore(
+                candidates[number].replica_id, score, uncached, candidates[number].places, not short
+            )
+            for _, short, score, number, uncached in judged[:SCORES_TOLD]
+        ]
     )

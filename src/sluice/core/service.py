@@ -22,7 +22,9 @@ class ServiceTimes:
     """Speeds and output lengths of one model.
 
     Load reports say how fast a replica is now. Where they do not, as those of remote engines, time
-    per token comes from the phases of completed requests.
+    per token comes from the phases of completed requests. ``mean_output_tokens`` is the mean output
+    of the requests that completed of late, ``mean_prefill_tokens`` their mean prompt without what
+    was cached.
     """
 
     def __init__(self) -> None:
@@ -37,6 +39,8 @@ class ServiceTimes:
         self._asked = 0.0
         self._fastest_tokens_per_s = 0.0
         self._least_token_ns = 0.0
+        self.mean_output_tokens = OUTPUT_TOKENS_UNKNOWN
+        self.mean_prefill_tokens = 0
 
     def reported(self, report: Report) -> None:
         """Note how fast a replica is when it has little else to do; a change is believed slowly."""
@@ -51,6 +55,7 @@ class ServiceTimes:
         tokens = min(request.output_tokens_max, OUTPUT_TOKENS_UNKNOWN)
         self._asked_tokens = KEPT_SHARE * self._asked_tokens + tokens
         self._asked = KEPT_SHARE * self._asked + 1.0
+        self._average()
 
     def completed(self, ended: Ended, request: Request) -> None:
         """Learn from one request that ran to its end."""
@@ -63,6 +68,7 @@ class ServiceTimes:
         self._decode_ns = KEPT_SHARE * self._decode_ns + decode_ns
         self._output_tokens = KEPT_SHARE * self._output_tokens + output
         self._requests = KEPT_SHARE * self._requests + 1.0
+        self._average()
         self._completed += 1
         cut = ended.reason is EndReason.LENGTH
         self._lengths.observe(output, request.slo_class, cut=cut)
@@ -82,17 +88,12 @@ class ServiceTimes:
             return min(left, max(produced, self.mean_output_tokens)) if produced else left
         return min(left, length - produced if length > produced else max(1, produced))
 
-    @property
-    def mean_output_tokens(self) -> int:
-        """Mean output of the requests that completed of late."""
+    def _average(self) -> None:
         if self._requests:
-            return max(1, round(self._output_tokens / self._requests))
-        return round(self._asked_tokens / self._asked) if self._asked else OUTPUT_TOKENS_UNKNOWN
-
-    @property
-    def mean_prefill_tokens(self) -> int:
-        """Mean prompt, without what was cached, of the requests that completed of late."""
-        return round(self._prefill_tokens / self._requests) if self._requests else 0
+            self.mean_output_tokens = max(1, round(self._output_tokens / self._requests))
+            self.mean_prefill_tokens = round(self._prefill_tokens / self._requests)
+        else:
+            self.mean_output_tokens = round(self._asked_tokens / self._asked)
 
     def prefill_ns(self, tokens: int, report: Report | None) -> int:
         """Predicted time to compute so many prompt tokens on a replica that reported this."""

@@ -6,12 +6,12 @@ which computes. Nothing here decides anything.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from sluice.core.request import SequenceId
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One sequence's share of a step.
 
     ``tokens`` are the ids to compute, for positions ``past_tokens`` onward; their KV goes to the
@@ -52,8 +52,7 @@ class StopReason(StrEnum):
     GRAMMAR = "grammar"
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """One sampled token, in the order of the plan's sampling rows.
 
     ``stop`` is filled in by the runtime after it has looked at the token's text, and is ``None`` as

@@ -14,10 +14,11 @@ is was decided before, from its key; a tenant that is named nowhere has no limit
 nothing is kept about it. Shares between tenants are ``core/fairness.py``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sluice.core.admission import NS_PER_S, Refusal
+from sluice.core.limits import TenantLimits
 from sluice.core.request import Request, Usage
 
 MINUTE_NS = 60 * NS_PER_S
@@ -28,20 +29,6 @@ HELD_NS_UNKNOWN = NS_PER_S
 HELD_MEMORY = 8
 # A request held longer than the mean is taken to need this part of it again: 1 in so many.
 OVERDUE_PART = 10
-
-
-@dataclass(frozen=True, slots=True)
-class TenantLimits:
-    """What one tenant may use, as configured; ``None`` is no limit.
-
-    ``weight`` is its share against the other tenants' where they contend.
-    """
-
-    name: str
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    concurrency: int | None = None
-    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +53,40 @@ class _Bucket:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._level = limit * MINUTE_NS
+        self.level = limit * MINUTE_NS
         self._at_ns: int | None = None
 
     def fill(self, now_ns: int) -> None:
         """Add what came since the last time; a clock that goes back adds nothing twice."""
         if self._at_ns is None or now_ns > self._at_ns:
             elapsed_ns = 0 if self._at_ns is None else now_ns - self._at_ns
-            self._level = min(self.limit * MINUTE_NS, self._level + self.limit * elapsed_ns)
+            self.level = min(self.limit * MINUTE_NS, self.level + self.limit * elapsed_ns)
             self._at_ns = now_ns
 
     def refusal(self, reason: str, amount: int) -> Refusal | None:
         """Why this amount cannot be taken; without a wait where it is over the whole limit."""
-        short = amount * MINUTE_NS - self._level
+        short = amount * MINUTE_NS - self.level
         if short <= 0:
             return None
-        used = self.limit - self._level // MINUTE_NS
+        used = self.limit - self.level // MINUTE_NS
         wait_ns = None if amount > self.limit else -(-short // self.limit)
         measured = amount if wait_ns is None else used + amount
         return Refusal(429, reason, measured, self.limit, wait_ns)
 
     def take(self, amount: int) -> None:
         """Take an amount, or with a negative one bring it back."""
-        self._level = min(self.limit * MINUTE_NS, self._level - amount * MINUTE_NS)
+        self.level = min(self.limit * MINUTE_NS, self.level - amount * MINUTE_NS)
+
+    def succeed(self, earlier: "_Bucket") -> None:
+        """Let the same be missing as in an earlier one, what is reserved included."""
+        self.level = (self.limit - earlier.limit) * MINUTE_NS + earlier.level
 
     @property
     def quota(self) -> Quota:
         """What is left, in whole units."""
-        missing = self.limit * MINUTE_NS - self._level
-        return Quota(self.limit, self._level // MINUTE_NS, -(-missing // self.limit))
+        missing = self.limit * MINUTE_NS - self.level
+        left = max(0, self.level // MINUTE_NS)
+        return Quota(self.limit, left, -(-missing // self.limit))
 
 
 @dataclass(slots=True)
@@ -119,6 +111,15 @@ class _Account:
             if bucket is not None:
                 bucket.take(amount)
 
+    def succeed(self, earlier: "_Account") -> None:
+        """Take over what an earlier one knows; its requests are reserved here already."""
+        self.started_ns.update(earlier.started_ns)
+        self.held_ns = earlier.held_ns
+        buckets = ((self.requests, earlier.requests), (self.tokens, earlier.tokens))
+        for bucket, before in buckets:
+            if bucket is not None and before is not None:
+                bucket.succeed(before)
+
     def room_in_ns(self, now_ns: int) -> int:
         """Predicted time until the oldest of its requests ends."""
         oldest_ns = next(iter(self.started_ns.values()), now_ns)
@@ -131,6 +132,24 @@ class TenantLedger:
     def __init__(self, tenants: Sequence[TenantLimits] = ()) -> None:
         self._accounts = {limits.name: _account(limits) for limits in tenants}
         self._reserved: dict[str, tuple[_Account, int]] = {}
+
+    def replace(
+        self, tenants: Sequence[TenantLimits], running: Iterable[Request], now_ns: int
+    ) -> None:
+        """Hold to other limits from now on.
+
+        What was used under the earlier ones is used under these; what the ``running`` requests may
+        use is reserved, whether their tenants had limits or not.
+        """
+        for account in self._accounts.values():
+            account.fill(now_ns)
+        known, self._accounts = self._accounts, {one.name: _account(one) for one in tenants}
+        self._reserved = {}
+        for request in running:
+            self.reserve(request, now_ns)
+        for name, account in self._accounts.items():
+            if name in known:
+                account.succeed(known[name])
 
     def refusal_before(self, tenant: str, now_ns: int) -> Refusal | None:
         """Why a request of this tenant is refused whatever its prompt is: requests, concurrency."""
@@ -155,7 +174,7 @@ class TenantLedger:
         account = self._accounts.get(request.tenant)
         if before is not None or account is None or account.tokens is None:
             return before
-        return account.tokens.refusal("tokens_per_minute", _tokens_max(request))
+        return account.tokens.refusal("tokens_per_minute", request.tokens_asked)
 
     def reserve(self, request: Request, now_ns: int) -> None:
         """Take what an accepted request may use. It was judged by ``refusal`` in the same call."""
@@ -163,7 +182,7 @@ class TenantLedger:
         if account is None:
             return
         assert request.id not in self._reserved, f"request {request.id} is reserved already"
-        tokens = _tokens_max(request)
+        tokens = request.tokens_asked
         account.take(1, tokens, now_ns)
         account.started_ns[request.id] = now_ns
         self._reserved[request.id] = (account, tokens)
@@ -207,7 +226,3 @@ def _account(limits: TenantLimits) -> _Account:
         None if requests is None else _Bucket(requests),
         None if tokens is None else _Bucket(tokens),
     )
-
-
-def _tokens_max(request: Request) -> int:
-    return len(request.prompt) + request.choices * request.output_tokens_max

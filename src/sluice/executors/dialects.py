@@ -70,7 +70,8 @@ class Dialect:
 
     ``id_header`` and ``id_field`` say how a request is given its id, ``abort`` how it is stopped
     by that id; all engines also stop when the socket closes. ``overload`` is read from its
-    beginning: the first sign that an answer bears tells what it lacks.
+    beginning: the first sign that an answer bears tells what it lacks. ``limits_path`` tells how
+    much the engine holds, where its list of models does not.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Dialect:
     id_field: str | None = None
     abort: AbortRoute | None = None
     overload: tuple[OverloadSign, ...] = ()
+    limits_path: str | None = None
 
     def priority_value(self, tier: int) -> int | None:
         """The engine's number for one of our tiers, of which 0 is the most urgent."""
@@ -167,6 +169,7 @@ TGI = Dialect(
         counters={"prefix_hits": ("tgi_request_skipped_tokens_sum",)},
     ),
     overload=_ANY,
+    limits_path="/info",
 )
 
 LLAMA_SERVER = Dialect(
@@ -183,6 +186,7 @@ LLAMA_SERVER = Dialect(
         },
     ),
     overload=(OverloadSign(503, OverloadKind.LOADING, b"oading model"), *_ANY),
+    limits_path="/props",
 )
 
 OPENAI = Dialect(

@@ -25,6 +25,8 @@ _RETRY_HEADERS = (("retry-after-ms", 0.001), ("retry-after", 1.0))
 # 4xx that are the engine's troubles with a request that is right: it waited too long for the body,
 # or (TGI) the generation failed.
 _ENGINE_TROUBLES = frozenset({408, 424})
+# The engine has no such route or field.
+_NOT_THERE = 501
 # What error bodies within a 200 call a lack of room where they name no status.
 _OVERLOAD_WORDS = (b'"overloaded"', b'"rate_limit_exceeded"', b'"rate_limit_error"')
 
@@ -44,7 +46,7 @@ def fault_of_reply(source: Source, reply: Reply) -> UpstreamError:
         return Garbage(source.name, f"status {status}: redirects are not followed")
     if kind := source.dialect.overload_kind(status, reply.body):
         return UpstreamOverloaded(source.name, kind, reply, retry_after_s(reply))
-    if 400 <= status < 500 and status not in _ENGINE_TROUBLES:
+    if status == _NOT_THERE or (400 <= status < 500 and status not in _ENGINE_TROUBLES):
         return ClientError(source.name, reply)
     return UpstreamFailed(source.name, reply, f"status {status}")
 

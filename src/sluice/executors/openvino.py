@@ -11,7 +11,7 @@ is the same alone, in any batch and with the prompt in any chunks.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,9 @@ from sluice.executors.sampling import (
     choose_tokens,
     open_sampling,
 )
+
+# How often a running step is asked whether it is still wanted: a fraction of the shortest step.
+WANTED_MS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,12 @@ class OpenVinoExecutor:
 
     def run(self, plan: Plan) -> Outcome:
         """Compute a plan. When it raises ``StepError``, only KV cells of the plan have changed."""
+        outcome = self.run_while(plan, _always)
+        assert outcome is not None, "a step that is wanted is not given up"
+        return outcome
+
+    def run_while(self, plan: Plan, wanted: Callable[[], bool]) -> Outcome | None:
+        """See ``Interruptible``. OpenVINO stops between two operations of the graph."""
         start_ns = time.monotonic_ns()
         assert self._inputs is not None, "run before load"
         assert self._limits is not None, "run before load"
@@ -137,15 +146,29 @@ class OpenVinoExecutor:
         self._check_tokens(plan)
         self._inputs.fill(plan.rows)
         filled_ns = time.monotonic_ns()
-        try:
-            self._request.infer()
-        except RuntimeError as error:
-            raise StepError(f"OpenVINO failed to compute the step: {error}") from error
+        if not self._infer(wanted):
+            return None
         inferred_ns = time.monotonic_ns()
         self.inferred_ns += inferred_ns - filled_ns
         sampled, logprobs = self._sample(sampling_rows, states)
         end_ns = time.monotonic_ns()
         return Outcome(sampled, end_ns - start_ns, end_ns - inferred_ns, logprobs)
+
+    def _infer(self, wanted: Callable[[], bool]) -> bool:
+        """Compute what the inputs hold; false where that was given up."""
+        given_up = False
+        try:
+            self._request.start_async()
+            while not self._request.wait_for(WANTED_MS):
+                if not given_up and not wanted():
+                    given_up = True
+                    self._request.cancel()
+            self._request.wait()
+        except RuntimeError as error:
+            if given_up:
+                return False
+            raise StepError(f"OpenVINO failed to compute the step: {error}") from error
+        return True
 
     def close(self) -> None:
         """Release the model and the pool."""
@@ -198,3 +221,7 @@ class OpenVinoExecutor:
         ):
             self._inputs.fill([row])
             self._request.infer()
+
+
+def _always() -> bool:
+    return True

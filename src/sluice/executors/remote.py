@@ -7,12 +7,14 @@ of the answer came, and then a fresh connection is used.
 """
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass, field
 
 import msgspec
 
 from sluice.executors.dialects import Dialect
+from sluice.executors.facts import read_facts
 from sluice.executors.faults import Source, fault_of_reply
 from sluice.executors.http_connection import Connection
 from sluice.executors.http_pool import Address, Pool, PoolLimits
@@ -20,6 +22,7 @@ from sluice.executors.remote_answer import AnswerLimits, Leaving, RemoteAnswer, 
 from sluice.executors.scrape import read_gauges
 from sluice.executors.stream import (
     ConnectFailed,
+    EngineFacts,
     FirstTokenLate,
     Garbage,
     Gauges,
@@ -135,6 +138,16 @@ class RemoteEngine:
             except UpstreamError as error:
                 fault = fault or f"metrics: {error.message}"
         return Probe(time.monotonic_ns(), health, gauges, fault)
+
+    async def facts(self) -> EngineFacts:
+        """Ask what it serves and how much it holds."""
+        bodies = list[bytes]()
+        for path in ("/v1/models", self._upstream.dialect.limits_path):
+            if path is not None:
+                with contextlib.suppress(UpstreamError):
+                    reply = await self._exchange("GET", path)
+                    bodies.append(reply.body if reply.status == 200 else b"")
+        return read_facts(bodies)
 
     async def close(self) -> None:
         """Cancel what runs and close all connections."""

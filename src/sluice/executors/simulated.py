@@ -8,11 +8,13 @@ gives ``end_token``; without it sequences run to their limit.
 
 from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Protocol
 from zlib import crc32
 
 from sluice.core.batch import Stretch
-from sluice.core.costmodel import Coefficients, Load
+from sluice.core.costmodel import Load
 from sluice.core.events import ReplicaLimits
 from sluice.core.request import SequenceId
 from sluice.core.sampling import Sampling
@@ -20,6 +22,14 @@ from sluice.core.step import Plan, Row, Sampled
 from sluice.executors.base import Outcome, StepError, TokenMask, check_plan
 
 OutputTokens = Callable[[SequenceId], int | None]
+
+
+class StepTimes(Protocol):
+    """How long steps take: ``core.costmodel.Coefficients``, or the planner's model of a GPU."""
+
+    def predict_ns(self, load: Load) -> float:
+        """Duration of a step, never falling with any part of the load."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +42,28 @@ class _Script:
 
 
 class SimulatedExecutor:
-    """Deterministic tokens at the speed of ``coefficients``."""
+    """Deterministic tokens, in steps as long as ``times`` says.
+
+    Plans that cannot be computed are refused where they are ``checked``, which takes as long as
+    all else.
+    """
 
     def __init__(
         self,
         limits: ReplicaLimits,
-        coefficients: Coefficients,
+        times: StepTimes,
         *,
         output_tokens: OutputTokens | None = None,
         end_token: int = 0,
         vocab_size: int = 32_000,
+        checked: bool = True,
     ) -> None:
         self._limits = limits
-        self._coefficients = coefficients
+        self._times = times
         self._output_tokens = output_tokens
         self._end_token = end_token
         self._vocab_size = vocab_size
+        self._checked = checked
         self._scripts: dict[SequenceId, _Script] = {}
         self._opened = 0
 
@@ -77,14 +93,15 @@ class SimulatedExecutor:
 
     def run(self, plan: Plan) -> Outcome:
         """See ``StepExecutor``."""
-        check_plan(plan, self._limits)
+        if self._checked:
+            check_plan(plan, self._limits)
         sampled = []
         for row in plan.rows:
-            script = self._script(row)
-            if row.sample:
-                position = row.past_tokens + len(row.tokens)
-                sampled.append(Sampled(row.sequence, self._token(script, position)))
-        return Outcome(tuple(sampled), int(self._coefficients.predict_ns(load_of(plan))))
+            sequence, tokens, past_tokens, _, sample = row
+            script = self._scripts.get(sequence) or self._script(row)
+            if sample:
+                sampled.append(Sampled(sequence, self._token(script, past_tokens + len(tokens))))
+        return Outcome(tuple(sampled), int(self._times.predict_ns(load_of(plan))))
 
     def foresee(self, plan: Plan, steps: int) -> Stretch:
         """What up to ``steps`` steps of a decode-only plan give; fewer if a sequence stops."""
@@ -93,16 +110,23 @@ class SimulatedExecutor:
             if script.length is not None:
                 made = row.past_tokens + 1 - script.prompt_tokens
                 steps = min(steps, script.length - made - 1)
-        tokens, load = [], load_of(plan)
-        for row, script in zip(plan.rows, scripts, strict=True):
-            first = script.start + row.past_tokens + 1
-            ids = range(first, first + steps)
-            tokens.append(tuple(1 + number % (self._vocab_size - 1) for number in ids))
-        durations_ns = []
+        tokens = tuple(
+            self._tokens(script.start + row.past_tokens + 1, steps)
+            for row, script in zip(plan.rows, scripts, strict=True)
+        )
+        load, durations_ns = load_of(plan), []
         for _ in range(steps):
-            durations_ns.append(int(self._coefficients.predict_ns(load)))
+            durations_ns.append(int(self._times.predict_ns(load)))
             load = load.one_step_later()
-        return Stretch(tuple(tokens), tuple(durations_ns))
+        return Stretch(tokens, tuple(durations_ns))
+
+    def _tokens(self, first: int, count: int) -> Seq[int]:
+        """So many tokens in a row from a place in the cycle of all ids that end nothing."""
+        cycle = self._vocab_size - 1
+        begin = 1 + first % cycle
+        if begin + count <= self._vocab_size:
+            return range(begin, begin + count)
+        return tuple(1 + number % cycle for number in range(first, first + count))
 
     def close(self) -> None:
         """See ``StepExecutor``."""
@@ -115,17 +139,24 @@ class SimulatedExecutor:
         return script
 
     def _token(self, script: _Script, position: int) -> int:
-        if script.length is not None and position + 1 - script.prompt_tokens >= script.length:
+        made = position + 1 - script.prompt_tokens
+        # Where the first end was not wanted, the next one comes after as many tokens again.
+        if script.length is not None and made > 0 and made % script.length == 0:
             return self._end_token
         return 1 + (script.start + position) % (self._vocab_size - 1)
 
 
 def load_of(plan: Plan) -> Load:
     """What is in a plan, in the terms of the cost model."""
-    chunks = [row for row in plan.rows if len(row.tokens) > 1 or not row.sample]
-    rows = len(plan.rows) - len(chunks)
-    contexts = sum(row.past_tokens + 1 for row in plan.rows if len(row.tokens) == 1 and row.sample)
-    load = Load(rows, rows, contexts)
-    for row in chunks:
-        load = load.with_chunk(row.past_tokens, len(row.tokens))
+    decodes = contexts = 0
+    chunks = []
+    for _, tokens, past_tokens, _, sample in plan.rows:
+        if sample and len(tokens) == 1:
+            decodes += 1
+            contexts += past_tokens + 1
+        else:
+            chunks.append((past_tokens, len(tokens)))
+    load = Load(decodes, decodes, contexts)
+    for past_tokens, count in chunks:
+        load = load.with_chunk(past_tokens, count)
     return load

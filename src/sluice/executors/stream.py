@@ -172,6 +172,16 @@ class Probe:
     fault: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine tells of itself: the models it serves, and what it holds; ``None`` for what it
+    does not tell."""
+
+    models: tuple[str, ...] = ()
+    context_tokens_max: int | None = None
+    sequences_max: int | None = None
+
+
 class StreamExecutor(Protocol):
     """One engine that batches itself."""
 
@@ -193,6 +203,10 @@ class StreamExecutor(Protocol):
         """Look at health and load. Never raises ``UpstreamError``: what is wrong is the result."""
         ...
 
+    async def facts(self) -> EngineFacts:
+        """Ask what it serves. Never raises ``UpstreamError``: what it does not tell is not known."""
+        ...
+
     async def close(self) -> None:
         """Cancel what runs and close all connections."""
         ...
@@ -201,12 +215,14 @@ class StreamExecutor(Protocol):
 class UpstreamError(ExecutorError):
     """An upstream gave no whole answer.
 
-    ``retryable``: another replica may do better, provided that the client has seen nothing yet.
+    ``reply`` is the answer itself, where there was one that is no success. ``retryable``: another
+    replica may do better, provided that the client has seen nothing yet.
     ``blames_upstream``: it counts against the replica's health.
     """
 
     retryable = True
     blames_upstream = True
+    reply: "Reply | None" = None
 
     def __init__(self, upstream: str, message: str) -> None:
         super().__init__(f"{upstream}: {message}")
@@ -293,7 +309,7 @@ class UpstreamOverloaded(UpstreamError):
     ) -> None:
         super().__init__(upstream, f"{kind}, status {reply.status}")
         self.kind = kind
-        self.reply = reply
+        self.reply: Reply = reply
         self.retry_after_s = retry_after_s
 
 
@@ -305,7 +321,7 @@ class UpstreamFailed(UpstreamError):
 
     def __init__(self, upstream: str, reply: Reply, message: str, tokens: int = 0) -> None:
         super().__init__(upstream, message)
-        self.reply = reply
+        self.reply: Reply = reply
         self.tokens = tokens
 
 
@@ -321,5 +337,5 @@ class ClientError(UpstreamError):
 
     def __init__(self, upstream: str, reply: Reply) -> None:
         super().__init__(upstream, f"status {reply.status}")
-        self.reply = reply
+        self.reply: Reply = reply
         self.about_key = reply.status in {401, 403}

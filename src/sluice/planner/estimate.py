@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from math import ceil, erfc, exp, inf, log, sqrt
 from statistics import NormalDist
 
-from sluice.planner.memory import Budget, budget_of, sequences_max
-from sluice.planner.names import NoFleet, shown_s
+from sluice.planner.memory import Budget, NoRoom, budget_of, sequences_max
 from sluice.planner.predict import Band, Residual, StepModel, snapped
-from sluice.planner.steady import CHUNK_TOKENS_MAX, Lengths
+from sluice.planner.steady import Lengths
 from sluice.planner.work import Batch, work_of
 
 LIFE_AVERAGE = 0.86
@@ -32,24 +31,57 @@ GRID_STEPS = 4  # concurrencies tried per doubling
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Seconds to the first token and between tokens, met by ``percentile`` of the requests."""
+    """Seconds to the first token, between tokens and, where given, to the last one, met by
+    ``percentile`` of the requests.
+
+    ``retrieval_s`` is that percentile of the time before the prompt is known. It is part of TTFT
+    and of the whole, and is taken off both: percentiles of parts add up to at least that of the
+    sum, so this errs on the safe side.
+    """
 
     ttft_s: float
     tpot_s: float
     percentile: float = 95.0
+    e2e_s: float | None = None
+    retrieval_s: float = 0.0
+
+    @property
+    def engine_ttft_s(self) -> float:
+        """What retrieval leaves of the TTFT target."""
+        return self.ttft_s - self.retrieval_s
+
+    def missed(self, found: "Moment", output: float) -> str:
+        """The name of the target that a moment misses, empty where it meets all.
+
+        The whole time is that of a request with ``output`` tokens.
+        """
+        if found.tpot_s > self.tpot_s:
+            return "tpot"
+        if found.ttft_s > self.engine_ttft_s:
+            return "ttft"
+        if self.e2e_s is not None and self.retrieval_s + found.e2e_s(output) > self.e2e_s:
+            return "e2e"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the requests look like; ``resident_tokens`` is the KV of one, averaged over its life."""
+    """What the requests look like, and how many of them an engine takes into one step.
+
+    ``output_variation`` is the standard deviation of outputs over their mean.
+    """
 
     lengths: Lengths
     batch_max: int = BATCH_MAX
+    output_variation: float = 0.0
 
     @property
     def resident_tokens(self) -> float:
-        """Mean tokens that a request holds while it decodes."""
-        return self.lengths.prompt + self.lengths.output / 2.0
+        """Mean tokens that a request holds while it decodes.
+
+        Averaged over time, in which long outputs are seen more often: E[n^2] / (2 E[n]).
+        """
+        return self.lengths.prompt + self.lengths.output / 2.0 * (1.0 + self.output_variation**2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +92,10 @@ class Moment:
     rate_rps: float
     tpot_s: float
     ttft_s: float
+
+    def e2e_s(self, output: float) -> float:
+        """From the arrival at the engine to the last of so many tokens."""
+        return self.ttft_s + (output - 1.0) * self.tpot_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +116,13 @@ class ReplicaEstimate:
 def places(model: StepModel, load: Load) -> tuple[float, Budget]:
     """Requests that a replica holds at once, and the memory behind it.
 
-    Raises ``NoFleet`` where the model does not fit, or not even one request.
+    Raises ``NoRoom`` where the model does not fit, or not even one request.
     """
     deployment = model.deployment
-    budget = budget_of(deployment)
+    budget = budget_of(deployment, memory_share=model.memory_share)
     held = sequences_max(deployment, budget, load.resident_tokens)
     if budget.pool_bytes <= 0 or held < deployment.layout.groups:
-        raise NoFleet(_no_room(model, budget, load))
+        raise NoRoom(model.deployment, budget, load.resident_tokens)
     return min(held, float(load.batch_max * deployment.layout.groups)), budget
 
 
@@ -140,6 +176,20 @@ def moment(model: StepModel, load: Load, concurrency: float, share: float, slow:
     )
 
 
+def moment_at(model: StepModel, load: Load, rate_rps: float, share: float) -> Moment:
+    """The replica at this rate, or full where it cannot do more."""
+    held, _ = places(model, load)
+    low, high = 0.0, held
+    for _ in range(24):
+        middle = (low + high) / 2.0
+        step_s = model.step(load.lengths, middle).estimate
+        if middle / (load.lengths.output * step_s) < rate_rps:
+            low = middle
+        else:
+            high = middle
+    return moment(model, load, max(high, 1e-3), share, 1.0)
+
+
 def _ttft_s(
     model: StepModel, load: Load, concurrency: float, state: tuple[float, float, float]
 ) -> float:
@@ -149,7 +199,7 @@ def _ttft_s(
     rows = concurrency / groups
     context = load.resident_tokens
     coefficients = model.level[1]
-    chunk = min(lengths.computed, CHUNK_TOKENS_MAX)
+    chunk = min(lengths.computed, model.chunk_tokens)
     decode_s = factor * coefficients.step_duration_s(
         work_of(model.deployment, Batch(rows, context))
     )
@@ -162,7 +212,8 @@ def _ttft_s(
     wait_s = _tail_s(min(0.999, rate / groups * service_s), service_s, share)
     held, _ = places(model, load)
     life_s = lengths.output * decode_s
-    return DISPATCH_STEPS * decode_s + own_s + wait_s + _place_s(concurrency, held, life_s, share)
+    own_s = model.first_token_factor * (DISPATCH_STEPS * decode_s + own_s)
+    return own_s + wait_s + _place_s(concurrency, held, life_s, share)
 
 
 def _tail_s(busy: float, service_s: float, share: float) -> float:
@@ -188,14 +239,12 @@ def estimate(
 ) -> ReplicaEstimate:
     """Capacity and SLO rate of a replica; ``saturated`` predicts capacity where another fit does.
 
-    Raises ``NoFleet`` where a target is below what an empty replica needs.
+    The SLO rate is zero where not even a lone request meets the targets.
     """
     held, budget = places(model, load)
     capacity = capacity_rps(saturated or model, load)
-    share = targets.percentile / 100.0
-    _check_floor(model, load, targets, share)
-    residual = model.residual(load.lengths, held)
     best, limits = _search(model, load, targets, 1.0)
+    residual = model.residual(load.lengths, held if best is None else best.concurrency)
     width = exp(residual.half_width)
     low = slo_moment(model, load, targets, width)
     high = slo_moment(model, load, targets, 1.0 / width)
@@ -251,8 +300,7 @@ def _search(
     failed = ""
     while concurrency < held:
         found = moment(model, load, concurrency, share, slow)
-        late = "tpot" if found.tpot_s > targets.tpot_s else ""
-        late = late or ("ttft" if found.ttft_s > targets.ttft_s else "")
+        late = targets.missed(found, load.lengths.output)
         if late:
             failed = failed or late
             if found.tpot_s > 4 * targets.tpot_s:
@@ -274,58 +322,9 @@ def _refined(
     for _ in range(6):
         middle = sqrt(low * high)
         found = moment(model, load, middle, targets.percentile / 100.0, slow)
-        if found.tpot_s <= targets.tpot_s and found.ttft_s <= targets.ttft_s:
+        if not targets.missed(found, load.lengths.output):
             low = middle
             best = found if found.rate_rps > best.rate_rps else best
         else:
             high = middle
     return best
-
-
-def _check_floor(model: StepModel, load: Load, targets: Targets, share: float) -> None:
-    """Refuse targets that not even a lone request meets, at the fast edge of the band."""
-    fast = exp(-model.residual(load.lengths, 1.0).half_width)
-    alone = moment(model, load, 1.0, share, fast)
-    step_s = fast * exp(model.residual(load.lengths, 1.0).mean)
-    step_s *= model.calculated_s(load.lengths, 1.0)
-    usual = moment(model, load, 1.0, share, 1.0)
-    what = f"{model.deployment.shape.name} on {model.deployment.layout.devices} x "
-    what += model.deployment.accelerator.name
-    if targets.tpot_s < step_s:
-        raise NoFleet(
-            f"TPOT {shown_s(targets.tpot_s)} is below one step of {what}: a lone request takes "
-            f"about {shown_s(usual.tpot_s)} per token; ask for at least that, more tensor "
-            f"parallelism, a smaller format or a faster device"
-        )
-    if targets.ttft_s < alone.ttft_s:
-        raise NoFleet(
-            f"TTFT {shown_s(targets.ttft_s)} is below the prefill of {load.lengths.prompt:.0f} "
-            f"tokens on {what}: a lone request takes about {shown_s(usual.ttft_s)}; ask for at "
-            f"least that, shorter prompts, more tensor parallelism or a faster device"
-        )
-
-
-def _no_room(model: StepModel, budget: Budget, load: Load) -> str:
-    deployment = model.deployment
-    gib = 2.0**30
-    lines = ", ".join(f"{name} {value / gib:.1f} GiB" for name, value in budget.lines().items())
-    needed = _devices_needed(model, load)
-    return (
-        f"{deployment.shape.name} in {model.precision} does not fit on "
-        f"{deployment.layout.devices} x {deployment.accelerator.name} with requests of "
-        f"{load.resident_tokens:.0f} tokens ({lines}, per device); {needed}"
-    )
-
-
-def _devices_needed(model: StepModel, load: Load) -> str:
-    deployment = model.deployment
-    tensor = deployment.layout.tensor
-    while tensor < 64:
-        tensor *= 2
-        if deployment.shape.hidden % tensor:
-            break
-        tried = replace(deployment, layout=replace(deployment.layout, tensor=tensor))
-        budget = budget_of(tried)
-        if sequences_max(tried, budget, load.resident_tokens) >= deployment.layout.groups:
-            return f"it fits with --tp {tensor}"
-    return "use a smaller format, a larger device or shorter requests"

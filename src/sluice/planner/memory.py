@@ -1,12 +1,14 @@
 """What fits into a device: weights, buffers, KV pool, and how many sequences that holds.
 
-Every line of a budget is kept, so that a verdict can be shown with what it rests on.
+Every line of a budget is kept, so that a verdict can be shown with what it rests on. Asked by
+``estimate.py`` for a load and by ``slots.py`` for a fixed number of slots.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from sluice.planner.formats import BYTES_PER_VALUE
+from sluice.planner.formats import BYTES_PER_VALUE, PRECISIONS
+from sluice.planner.names import NoFleet
 from sluice.planner.shapes import ModelShape
 from sluice.planner.work import Deployment
 
@@ -22,6 +24,8 @@ ACTIVATION_SHARE_MAX = 0.1
 RUNTIME_GIB = 0.13
 GROUP_RUNTIME_GIB = 0.55
 GRAPHS_GIB = 0.5
+# As far as one model is spread over devices in practice.
+DEVICES_TRIED_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,48 @@ class Budget:
             **self.files_bytes,
             "left for KV": self.pool_bytes,
         }
+
+
+class NoRoom(NoFleet):
+    """The model, or one request beside it, does not fit; the message has each line of the budget
+    and the nearest that fits."""
+
+    def __init__(self, deployment: Deployment, budget: Budget, tokens: float) -> None:
+        lines = ", ".join(f"{name} {value / GIB:.1f} GiB" for name, value in budget.lines().items())
+        share = 1.0 - budget.margin_bytes / budget.device_bytes
+        super().__init__(
+            f"{deployment.shape.name} in {deployment.precision.weights} does not fit on "
+            f"{deployment.layout.devices} x {deployment.accelerator.name} with requests of "
+            f"{tokens:,.0f} tokens ({lines}, per device); {_nearest(deployment, tokens, share)}"
+        )
+
+
+def _nearest(deployment: Deployment, tokens: float, memory_share: float) -> str:
+    """What would fit: more devices per replica, smaller formats, or else what to change."""
+
+    def fits(tried: Deployment) -> bool:
+        budget = budget_of(tried, memory_share=memory_share)
+        return sequences_max(tried, budget, tokens) >= tried.layout.groups
+
+    found = []
+    tensor = 2 * deployment.layout.tensor
+    while tensor <= DEVICES_TRIED_MAX and not deployment.shape.hidden % tensor:
+        layout = replace(deployment.layout, tensor=tensor)
+        if fits(replace(deployment, layout=layout)):
+            found.append(f"--tp {tensor}")
+            break
+        tensor *= 2
+    peaks = {"fp8": deployment.accelerator.fp8_tflops, "fp4": deployment.accelerator.fp4_tflops}
+    now = BYTES_PER_VALUE[deployment.precision.weights]
+    for name in ("fp8", "fp4", "int4"):
+        precision = PRECISIONS[name]
+        smaller = BYTES_PER_VALUE[precision.weights] < now and deployment.file_bytes is None
+        if smaller and peaks.get(name, 1.0) and fits(replace(deployment, precision=precision)):
+            found.append(f"--precision {name}")
+            break
+    if found:
+        return f"it fits with {' or '.join(found)}"
+    return "use a smaller format, a larger device or shorter requests"
 
 
 def budget_of(deployment: Deployment, *, memory_share: float = MEMORY_SHARE) -> Budget:

@@ -11,8 +11,9 @@ from math import exp, floor, log, log2
 from typing import Any
 
 from sluice.planner.coefficients import Coefficients, Levels, fitted, levels_from_json
+from sluice.planner.memory import MEMORY_SHARE
 from sluice.planner.residual import Case, Estimate, Field, field_from_json
-from sluice.planner.steady import Lengths, steady_state
+from sluice.planner.steady import CHUNK_TOKENS_MAX, Lengths, Steady, steady_state
 from sluice.planner.work import Deployment
 
 # `estimate.py` asks the field at half doublings of the prompt where a rate must be monotone:
@@ -73,27 +74,49 @@ def own_fit(kind: str) -> Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measurement of the user's own: seconds per step with so many requests in a replica."""
+    """A measurement of the user's own: seconds per step with so many requests in a replica, and
+    the median time to the first token where it is known.
+
+    ``lengths`` are those of its requests where they are not those of the question; ``source`` says
+    where it comes from.
+    """
 
     concurrency: float
     step_s: float
+    ttft_s: float | None = None
+    lengths: Lengths | None = None
+    source: str = "your calibration"
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Correction of the log step time, straight in the log of concurrency through the points."""
+    """Correction of the predicted log step time, straight in the log of concurrency through the
+    points, which ``concurrencies`` says where they are.
+
+    ``first_token_factor`` is how many times longer the prefill of a lone request took than
+    predicted.
+    """
 
     offset: float
     slope: float
-    half_width: float
+    concurrencies: tuple[float, ...]
+    sources: tuple[str, ...]
+    first_token_factor: float = 1.0
 
     def at(self, concurrency: float) -> float:
         """Correction to the log at this concurrency."""
         return self.offset + self.slope * log(concurrency)
 
+    def half_width(self, concurrency: float) -> float:
+        """Half the 80 % band of the log: as sure as measurements repeat at a point, less away."""
+        doublings = min(abs(log2(concurrency / each)) for each in self.concurrencies)
+        return CALIBRATED_HALF_WIDTH + CALIBRATED_WIDENING * doublings
 
-# A calibrated prediction is as sure as measurements repeat, more so with more points.
-CALIBRATED_HALF_WIDTH = (0.10, 0.05, 0.04)
+
+# Found by predicting curves that were left out of the fit from one of their own points: the error
+# that four of five rows keep within, by doublings of the concurrency away from that point.
+CALIBRATED_HALF_WIDTH = 0.045
+CALIBRATED_WIDENING = 0.04
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +128,13 @@ class StepModel:
     precision: str
     fit: Fitted
     calibration: Calibration | None = None
+    chunk_tokens: float = CHUNK_TOKENS_MAX
+    memory_share: float = MEMORY_SHARE
+
+    @property
+    def first_token_factor(self) -> float:
+        """What a calibration says about the time to the first token beyond that of steps."""
+        return 1.0 if self.calibration is None else self.calibration.first_token_factor
 
     @property
     def level(self) -> tuple[str, Coefficients]:
@@ -118,8 +148,17 @@ class StepModel:
 
     def calculated_s(self, lengths: Lengths, concurrency: float) -> float:
         """Mean step time of the steady state by the formula."""
-        state = steady_state(self.deployment, lengths, concurrency, others=self.others)
-        return state.step_s(self.level[1])
+        return self.steady(lengths, concurrency).step_s(self.level[1])
+
+    def steady(self, lengths: Lengths, concurrency: float) -> Steady:
+        """The kinds of steps with so many requests in the replica."""
+        return steady_state(
+            self.deployment,
+            lengths,
+            concurrency,
+            others=self.others,
+            chunk_tokens=self.chunk_tokens,
+        )
 
     def case(self, lengths: Lengths, concurrency: float) -> Case:
         """Where in the field the question is."""
@@ -140,15 +179,18 @@ class StepModel:
 
     def residual(self, lengths: Lengths, concurrency: float) -> Residual:
         """What neighbours, or the calibration, say beyond the formula."""
-        if self.calibration is not None:
-            width = self.calibration.half_width
-            return Residual(self.calibration.at(concurrency), width, ("your calibration",))
         found = _estimated(self.fit.field, self.case(lengths, concurrency))
         half = found.deviation * self.fit.field.spread
         name, _ = self.level
         if not name.startswith(self.engine_name):
             half = (half**2 + FOREIGN_DEVIATION**2) ** 0.5
-        return Residual(found.mean, half, leaned_on(found, self.case(lengths, concurrency)))
+        if self.calibration is None:
+            return Residual(found.mean, half, leaned_on(found, self.case(lengths, concurrency)))
+        # The points override the level of what neighbours say; how it goes on from there, nothing
+        # says better than they do.
+        mean = found.mean + self.calibration.at(concurrency)
+        own = min(half, self.calibration.half_width(concurrency))
+        return Residual(mean, own, self.calibration.sources)
 
     def step(self, lengths: Lengths, concurrency: float) -> Band:
         """Predicted mean step time in seconds, with its band."""
@@ -162,7 +204,8 @@ class StepModel:
         plain = replace(self, calibration=None)
         xs = [log(point.concurrency) for point in points]
         ys = [
-            log(point.step_s / plain.calculated_s(lengths, point.concurrency)) for point in points
+            log(point.step_s / plain.step(point.lengths or lengths, point.concurrency).estimate)
+            for point in points
         ]
         mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
         across = sum((x - mean_x) ** 2 for x in xs)
@@ -170,8 +213,13 @@ class StepModel:
         if across > 0.05:
             slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / across
             slope = min(max(slope, -0.5), 0.5)
-        width = CALIBRATED_HALF_WIDTH[min(len(points), len(CALIBRATED_HALF_WIDTH)) - 1]
-        return replace(self, calibration=Calibration(mean_y - slope * mean_x, slope, width))
+        found = Calibration(
+            offset=mean_y - slope * mean_x,
+            slope=slope,
+            concurrencies=tuple(point.concurrency for point in points),
+            sources=tuple(dict.fromkeys(point.source for point in points)),
+        )
+        return replace(self, calibration=found)
 
 
 @cache

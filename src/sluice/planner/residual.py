@@ -10,12 +10,18 @@ Learning, section 2.2; simple kriging.)
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from heapq import nlargest
-from math import exp, log2, sqrt
-from typing import Any, NamedTuple
+from functools import lru_cache
+from math import log2, sqrt
+from typing import Any, NamedTuple, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Codes = NDArray[np.intp]
 NEIGHBOURS = 32
+# The first fields of a case are names, the rest are lengths.
+NAMED = 8
 
 
 class Case(NamedTuple):
@@ -33,12 +39,7 @@ class Case(NamedTuple):
     prompt: float
     output: float
 
-    def same(self, other: "Case", keys: tuple[int, ...]) -> bool:
-        """Whether the two agree in the fields with these positions."""
-        return all(self[key] == other[key] for key in keys)
 
-
-@cache
 def logs_of(case: Case) -> tuple[float, float, float, float]:
     """Doublings of devices, requests, prompt and output tokens."""
     devices = case.tensor * case.groups
@@ -92,66 +93,70 @@ class Field:
     weights: tuple[float, float, float, float] = (1.0, 0.6, 0.6, 0.6)
     spread: float = 1.2816
 
-    def covariance(self, one: Case, two: Case) -> float:
-        """Of the logs of two cases, without noise."""
-        apart = sum(
-            weight * abs(a - b)
-            for weight, a, b in zip(self.weights, logs_of(one), logs_of(two), strict=True)
-        )
-        return sum(
-            part.deviation**2 * exp(-apart / part.reach)
-            for part in self.parts
-            if one.same(two, part.keys)
-        )
-
     def estimate(self, case: Case) -> Estimate:
         """Expected log of measured over calculated at ``case``."""
         whole = sum(part.deviation**2 for part in self.parts)
-        every = [self.covariance(case, row.case) for row in self.rows]
-        near = nlargest(NEIGHBOURS, ((share, -place) for place, share in enumerate(every)))
-        rows = [self.rows[-place] for share, place in near if share > 0]
-        if not rows:
+        index = _index(self)
+        every = index.covariance(*index.placed(case))
+        near = np.argsort(-every, kind="stable")[:NEIGHBOURS]
+        near = near[every[near] > 0.0]
+        if not near.size:
             return Estimate(0.0, sqrt(whole + self.noise**2), ())
-        shares = [share for share, _ in near[: len(rows)]]
-        matrix = [
-            [
-                self.covariance(one.case, two.case) + (self.noise**2 if i == j else 0.0)
-                for j, two in enumerate(rows[: i + 1])
-            ]
-            for i, one in enumerate(rows)
-        ]
-        lower = _cholesky(matrix)
-        half = _forward(lower, shares)
-        pulls = [row.pull for row in self.rows if row.pull is not None]
-        if len(pulls) == len(every):
-            mean = sum(share * pull for share, pull in zip(every, pulls, strict=True))
-        else:
-            solved = _forward(lower, [row.residual for row in rows])
-            mean = sum(a * b for a, b in zip(half, solved, strict=True))
-        left = max(0.0, whole - sum(a * a for a in half))
-        return Estimate(mean, sqrt(left + self.noise**2), tuple(rows))
+        shares = every[near]
+        matrix = index.between(near) + self.noise**2 * np.eye(near.size)
+        weights = np.linalg.solve(matrix, shares)
+        values, far = (index.residuals[near], weights)
+        if index.pulls is not None:
+            values, far = index.pulls, every
+        left = max(0.0, whole - float(shares @ weights))
+        rows = tuple(self.rows[place] for place in near)
+        return Estimate(float(values @ far), sqrt(left + self.noise**2), rows)
 
 
-def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
-    """Lower factor of a symmetric matrix of which the lower half is given."""
-    lower: list[list[float]] = []
-    for i, given in enumerate(matrix):
-        line: list[float] = []
-        for j in range(i + 1):
-            above = line if j == i else lower[j]
-            rest = given[j] - sum(a * b for a, b in zip(line, above, strict=False))
-            line.append(sqrt(max(rest, 1e-12)) if j == i else rest / lower[j][j])
-        lower.append(line)
-    return lower
+class _Index:
+    """The rows of a field as arrays: names as numbers, so that all are compared at once."""
+
+    def __init__(self, field: Field) -> None:
+        self.field = field
+        cases = [row.case for row in field.rows]
+        self.codes: list[dict[str | float, int]] = [{} for _ in range(NAMED)]
+        for case in cases:
+            for codes, name in zip(self.codes, case[:NAMED], strict=True):
+                codes.setdefault(name, len(codes))
+        self.names = np.array([self._named(case) for case in cases], np.intp).reshape(-1, NAMED)
+        self.logs = np.array([logs_of(case) for case in cases], np.float64).reshape(-1, 4)
+        self.residuals = np.array([row.residual for row in field.rows], np.float64)
+        pulls = [row.pull for row in field.rows if row.pull is not None]
+        self.pulls = np.array(pulls) if cases and len(pulls) == len(cases) else None
+
+    def _named(self, case: Case) -> list[int]:
+        # A name that no row has agrees with none.
+        return [codes.get(name, -1) for codes, name in zip(self.codes, case[:NAMED], strict=True)]
+
+    def placed(self, case: Case) -> tuple[NDArray[np.bool_], Array]:
+        """In which names ``case`` agrees with each row, and how far apart they are."""
+        return self.names == np.array(self._named(case)), np.abs(self.logs - logs_of(case))
+
+    def between(self, places: Codes) -> Array:
+        """Covariance of these rows with each other."""
+        names, logs = self.names[places], self.logs[places]
+        return self.covariance(
+            names[:, None] == names[None, :], np.abs(logs[:, None] - logs[None, :])
+        )
+
+    def covariance(self, same: NDArray[np.bool_], apart: Array) -> Array:
+        """Of logs of cases that agree so and are so far apart, without noise."""
+        doublings = apart @ np.array(self.field.weights)
+        total = np.zeros_like(doublings)
+        for part in self.field.parts:
+            alike = same[..., list(part.keys)].all(axis=-1)
+            total += part.deviation**2 * alike * np.exp(-doublings / part.reach)
+        return cast(Array, total)
 
 
-def _forward(lower: list[list[float]], right: Sequence[float]) -> list[float]:
-    """Solution of ``lower @ x = right``."""
-    solved: list[float] = []
-    for line, value in zip(lower, right, strict=True):
-        rest = value - sum(a * b for a, b in zip(line, solved, strict=False))
-        solved.append(rest / line[len(solved)])
-    return solved
+@lru_cache(maxsize=4)
+def _index(field: Field) -> _Index:
+    return _Index(field)
 
 
 def field_as_json(field: Field) -> dict[str, Any]:

@@ -44,9 +44,15 @@ class Steady(NamedTuple):
 
 
 def steady_state(
-    deployment: Deployment, lengths: Lengths, concurrency: float, *, others: float = 1.0
+    deployment: Deployment,
+    lengths: Lengths,
+    concurrency: float,
+    *,
+    others: float = 1.0,
+    chunk_tokens: float = CHUNK_TOKENS_MAX,
 ) -> Steady:
-    """Steps of a replica with ``concurrency`` requests in it.
+    """Steps of a replica with ``concurrency`` requests in it, and prefill in chunks of at most
+    ``chunk_tokens`` where that keeps up with the arrivals.
 
     ``others`` requests do not count into the prefill that a request sees while it decodes: its
     own is over by then.
@@ -57,6 +63,6 @@ def steady_state(
     prefill = max(0.0, rows - others / deployment.layout.groups) * lengths.computed
     if prefill <= 0.0:
         return Steady(decode, decode, 0.0)
-    chunk = max(min(lengths.computed, CHUNK_TOKENS_MAX), prefill / lengths.output)
+    chunk = max(min(lengths.computed, chunk_tokens), prefill / lengths.output)
     batch = Batch(rows, context, chunk, lengths.computed)
     return Steady(decode, work_of(deployment, batch), prefill / chunk / lengths.output)

@@ -1,7 +1,8 @@
 """The tables of models and accelerators, ours and the user's.
 
-A table of the user is a TOML file with ``[models.NAME]`` (keys of a ``config.json``) and
-``[hardware.NAME]`` (fields of ``Accelerator``); its entries come before ours of the same name.
+A table of the user is a TOML file with ``[models.NAME]`` (keys of a ``config.json``),
+``[hardware.NAME]`` (fields of ``Accelerator``) and ``[prices.NAME]`` (dated prices of an
+accelerator that has an entry); its entries come before ours of the same name.
 """
 
 import json
@@ -21,6 +22,8 @@ from sluice.planner.shapes import ModelShape
 
 _FIELDS = {field.name for field in fields(Accelerator)} - {"name"}
 _TEXTS = {"architecture", "link", "price_date", "vendor", "verified", "price_source"}
+_PRICES = ("usd_per_hour_low", "usd_per_hour_high", "price_date", "price_source")
+_PRICES_NEEDED = ("usd_per_hour_low", "price_date")
 _NEEDED = ("architecture", "memory_gib", "bandwidth_gb_s", "bf16_tflops")
 
 
@@ -73,14 +76,31 @@ def with_user_table(tables: Tables, path: Path) -> Tables:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise CannotPlan(f"the table {path} is not TOML: {error}") from None
     for key in added:
-        chosen(f"section of {path}", key, ("models", "hardware"))
+        chosen(f"section of {path}", key, ("models", "hardware", "prices"))
         section = added[key]
         if not isinstance(section, dict) or not all(
             isinstance(entry, dict) for entry in section.values()
         ):
             raise CannotPlan(f"{key} in {path} is not made of tables [{key}.NAME]")
     models, hardware = added.get("models", {}), added.get("hardware", {})
-    return Tables({**tables.models, **models}, {**tables.hardware, **hardware})
+    both = Tables({**tables.models, **models}, {**tables.hardware, **hardware})
+    return _priced(both, added.get("prices", {}), path)
+
+
+def _priced(tables: Tables, prices: Mapping[str, Mapping[str, Any]], path: Path) -> Tables:
+    """The tables with these prices; a price without a date is refused, because it is stale soon."""
+    hardware = dict(tables.hardware)
+    for name, price in prices.items():
+        known = _names(hardware)
+        key = known[chosen(f"accelerator in prices of {path}", name, known)]
+        for field in price:
+            chosen(f"field of the price of {name}", field, _PRICES)
+        missing = [field for field in _PRICES_NEEDED if field not in price]
+        if missing:
+            raise CannotPlan(f"the price of {name} in {path} has no {', '.join(missing)}")
+        kept = {field: value for field, value in hardware[key].items() if field not in _PRICES}
+        hardware[key] = {**kept, "price_source": str(path), **price}
+    return Tables(tables.models, hardware)
 
 
 def _names(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

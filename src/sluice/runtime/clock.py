@@ -8,6 +8,13 @@ def monotonic_ns() -> int:
     return time.monotonic_ns()
 
 
+def sleep_until(at_ns: int) -> None:
+    """Return when ``monotonic_ns`` has reached this time, at once where it has."""
+    left_ns = at_ns - time.monotonic_ns()
+    if left_ns > 0:
+        time.sleep(left_ns / 1e9)
+
+
 def wall_ns() -> int:
     """Nanoseconds since 1970 (Unix time)."""
     return time.time_ns()

@@ -4,7 +4,7 @@ Values only. This module imports ``core`` alone, so that ``server`` can share it
 that serve the call without seeing any of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -43,6 +43,34 @@ class TokenPrompt:
     tokens: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RawPrompt:
+    """A request as its client sent it, for an engine that reads it itself.
+
+    ``path`` is where it was sent, ``body`` the JSON object. ``fields`` are the members of that
+    object by name, each a buffer of JSON that was not decoded. ``streamed`` says in which form the
+    answer is wanted, and ``shows_usage`` that a stream is to tell its usage. ``headers`` go along
+    with it. ``understand`` makes the call of it that an embedded model takes; it raises
+    ``RequestError``.
+    """
+
+    path: str
+    body: bytes = field(repr=False)
+    fields: Mapping[str, Any] = field(repr=False)
+    streamed: bool
+    shows_usage: bool
+    headers: tuple[tuple[str, str], ...]
+    understand: Callable[[], "Call"] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Relaying:
+    """Models by who answers for them: ``always`` a remote engine, or ``degraded`` perhaps one."""
+
+    always: frozenset[str] = frozenset()
+    degraded: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
     """What the output must parse as. ``schema`` is set for ``json_schema`` only."""
@@ -78,12 +106,14 @@ class Call:
     ``slo_class`` and ``service_tier`` are what the client named, empty for nothing; the gateway
     finds the class of a call from them. ``priority`` replaces the tier of the class.
     ``may_degrade`` is false where the client wants its answer as asked or none.
+
+    ``raw`` is the request that the call was made of, where a remote engine may get it.
     """
 
     id: str
     model: str
     arrived_ns: int
-    prompt: ChatPrompt | TextPrompt | TokenPrompt
+    prompt: ChatPrompt | TextPrompt | TokenPrompt | RawPrompt
     sampling: Sampling = field(default_factory=Sampling)
     choices: int = 1
     output_tokens_max: int | None = None
@@ -101,6 +131,7 @@ class Call:
     client_id: str = ""
     body_bytes: int = 0
     likeness: int = 0
+    raw: RawPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ class ModelFacts:
 
     ``end_tokens`` end an answer: end of sequence and end of turn. ``chat_template_tools`` is a
     second template for requests that offer tools, where the model has one. ``source_sha256``
-    identifies the weights, empty where nobody computed it.
+    identifies the weights, empty where nobody computed it. ``made_up`` says that there are no
+    weights: its text means nothing, and no token has a probability.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ModelFacts:
     chat_template: str | None = None
     chat_template_tools: str | None = None
     source_sha256: str = ""
+    made_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)

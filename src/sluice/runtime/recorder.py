@@ -14,18 +14,19 @@ from sluice.core.events import (
     RunStep,
     StepDone,
     StepFailed,
+    StepGivenUp,
 )
 from sluice.core.roster import BatchingLimits
 from sluice.core.step import Plan, Row
 from sluice.runtime.recording import Entry, ReplicaRecording
 from sluice.telemetry import records
-from sluice.telemetry.journal import JournalWriter
+from sluice.telemetry.journal_file import Journal
 
 
 class Recorder:
     """Records one replica. ``key`` hides token ids; see ``recording``."""
 
-    def __init__(self, journal: JournalWriter, replica_id: str, key: bytes) -> None:
+    def __init__(self, journal: Journal, replica_id: str, key: bytes) -> None:
         self._journal = journal
         self._replica_id = replica_id
         self._recording = ReplicaRecording(key)
@@ -39,7 +40,7 @@ class Recorder:
         """Record an event, when it came, and what was decided."""
         for entry in self._recording.record(event, now_ns, effects):
             self._append(entry)
-        if isinstance(event, StepDone | StepFailed):
+        if isinstance(event, StepDone | StepFailed | StepGivenUp):
             self._record_step(event, now_ns, effects)
         for effect in effects:
             if isinstance(effect, RunStep):
@@ -53,7 +54,10 @@ class Recorder:
         )
 
     def _record_step(
-        self, event: StepDone | StepFailed, now_ns: int, effects: Sequence[ReplicaEffect]
+        self,
+        event: StepDone | StepFailed | StepGivenUp,
+        now_ns: int,
+        effects: Sequence[ReplicaEffect],
     ) -> None:
         plan = self._plan
         if plan is None or plan.step != event.step:
@@ -65,7 +69,7 @@ class Recorder:
                 self._replica_id,
                 plan.step,
                 plan.predicted_ns,
-                event.duration_ns if isinstance(event, StepDone) else 0,
+                0 if isinstance(event, StepFailed) else event.duration_ns,
                 tuple(row.sequence for row in plan.rows if _is_decode(row)),
                 tuple(
                     records.Chunk(*row.sequence, len(row.tokens), row.past_tokens)
@@ -75,9 +79,15 @@ class Recorder:
                 blocks_free=0 if report is None else report.blocks_free,
                 running=0 if report is None else report.running,
                 waiting=0 if report is None else report.waiting,
-                error=event.error if isinstance(event, StepFailed) else "",
+                error=_error(event),
             )
         )
+
+
+def _error(event: StepDone | StepFailed | StepGivenUp) -> str:
+    if isinstance(event, StepGivenUp):
+        return "given up for a request that goes first"
+    return event.error if isinstance(event, StepFailed) else ""
 
 
 def _is_decode(row: Row) -> bool:

@@ -28,6 +28,7 @@ from sluice.core.events import (
     SequenceEnded,
     StepDone,
     StepFailed,
+    StepGivenUp,
     Submitted,
     Woken,
 )
@@ -88,6 +89,7 @@ KINDS: Mapping[str, type[Recorded]] = {
         Cancelled,
         StepDone,
         StepFailed,
+        StepGivenUp,
         Draining,
         Woken,
         PlanShape,
@@ -140,7 +142,7 @@ class ReplicaRecording:
     def _hide_sampled(self, sampled: Sampled) -> Sampled:
         last = self._chains.get(sampled.sequence, bytes(PSEUDONYM_BYTES))
         last = self._chains[sampled.sequence] = self._next(last, sampled.token)
-        return replace(sampled, token=_visible(last))
+        return sampled._replace(token=_visible(last))
 
     def _next(self, last: bytes, token: int) -> bytes:
         message = last + token.to_bytes(4, "little")

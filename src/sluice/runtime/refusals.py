@@ -18,10 +18,10 @@ def refusal_error(reject: Reject, request: Request, model: str) -> RequestError 
     match reject.reason:
         case "context_length_exceeded":
             return ContextExceeded(
-                f"The prompt has {len(request.prompt)} tokens and max_tokens is "
+                f"The prompt has {request.prompt_tokens} tokens and max_tokens is "
                 f"{request.output_tokens_max}; {model} holds {threshold} tokens for prompt and "
                 "output together. Shorten the prompt or lower max_tokens.",
-                param="messages" if len(request.prompt) + 1 > threshold else "max_tokens",
+                param="messages" if request.prompt_tokens + 1 > threshold else "max_tokens",
             )
         case "too_many_choices":
             return InvalidRequest(

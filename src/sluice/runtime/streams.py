@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Protocol
 
 from sluice.core.request import Rung
 from sluice.runtime.generation import Delta, Finished, Piece, Terms
@@ -16,6 +17,16 @@ from sluice.runtime.generation import Delta, Finished, Piece, Terms
 # More pieces than this waiting means that the reader is behind and deltas are joined. A reader that
 # keeps up has one or two waiting, so its chunks stay one token each.
 PENDING_PIECES_MAX = 32
+
+
+class Relay(Protocol):
+    """The answer of a remote engine: bytes to pass on, and whether they are the last.
+
+    It ends without the last where the call was ended from here: the stream then says why. Iterating
+    raises ``SluiceError`` where the engine gives no whole answer.
+    """
+
+    def __aiter__(self) -> AsyncIterator[tuple[bytes, bool]]: ...
 
 
 class PieceStream:
@@ -34,6 +45,7 @@ class PieceStream:
         self._waiting: asyncio.Future[None] | None = None
         self._refusal: Exception | None = None
         self._over = False
+        self._relay: Relay | None = None
         self.withdrawn = False
 
     @property
@@ -51,6 +63,16 @@ class PieceStream:
         """On which terms the call is answered."""
         return self._terms
 
+    @property
+    def relay(self) -> Relay | None:
+        """What to pass on instead of pieces, where the replica that answers is a remote one."""
+        return self._relay
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will be added any more."""
+        return self._over
+
     def shortened(self, output_tokens_max: int) -> None:
         """Note that the answer is limited to fewer tokens than were asked for."""
         degraded = tuple(dict.fromkeys((*self._terms.degraded, Rung.SHORTEN)))
@@ -62,9 +84,10 @@ class PieceStream:
         self._terms = replace(self._terms, degraded=degraded, model_asked=self._model)
         self._model = model
 
-    def dispatched(self, replica_id: str) -> None:
-        """Note which replica answers."""
+    def dispatched(self, replica_id: str, relay: Relay | None = None) -> None:
+        """Note which replica answers, and what passes its answer on where it is a remote one."""
         self._replica = replica_id
+        self._relay = relay
         self._wake()
 
     async def settled(self) -> None:
@@ -73,7 +96,7 @@ class PieceStream:
         Returns as well where the call is over. Raises what ``refuse`` was given.
         """
         while not (self._replica or self._pending or self._over):
-            await self._news()
+            await self.news()
         self.raise_refusal()
 
     def put(self, piece: Piece) -> None:
@@ -122,10 +145,11 @@ class PieceStream:
             self.raise_refusal()
             if self._over:
                 raise StopAsyncIteration
-            await self._news()
+            await self.news()
         return self._pending.popleft()
 
-    async def _news(self) -> None:
+    async def news(self) -> None:
+        """Wait until something was added or decided; for the one reader."""
         self._waiting = asyncio.get_running_loop().create_future()
         try:
             await self._waiting

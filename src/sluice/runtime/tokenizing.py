@@ -8,7 +8,7 @@ large prompts can be encoded on another thread.
 
 import json
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import tokenizers
 
@@ -20,6 +20,21 @@ from sluice.runtime.model_folder import ModelFacts, ModelFolder
 _NFC_SHRINK = 3
 # Ways to cut a text into words that keep all of it.
 _KEEPING_CUTS = frozenset({"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation"})
+
+
+class TextTokens(Protocol):
+    """What the gateway asks of the tokenizer of a model; see ``Tokenizer``."""
+
+    @property
+    def facts(self) -> ModelFacts: ...  # noqa: D102
+    @property
+    def special_tokens(self) -> frozenset[int]: ...  # noqa: D102
+    @property
+    def table(self) -> TokenTable: ...  # noqa: D102
+    def encode_text(self, text: str) -> tuple[int, ...]: ...  # noqa: D102
+    def encode_chat(self, rendered: str) -> tuple[int, ...]: ...  # noqa: D102
+    def tokens_min(self, text_bytes: int) -> int: ...  # noqa: D102
+    def token_id(self, text: str) -> int | None: ...  # noqa: D102
 
 
 class Tokenizer:

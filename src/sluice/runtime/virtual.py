@@ -2,7 +2,7 @@
 
 It performs what ``runtime/realtime.py`` performs, at the instant at which it would have happened.
 The same events in give the same effects out. Where an executor can say what several decode steps in
-a row will give (``Foreseeing``), they are taken at once, as far as no other event falls into them.
+a row will give (``Foreseeing``), they are taken at once, as far as ``Stretching`` says.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ from sluice.core.events import (
     Drained,
     Emit,
     End,
+    Interrupt,
     ReplicaEffect,
     ReplicaEvent,
     Report,
@@ -23,6 +24,7 @@ from sluice.core.events import (
     SequenceEnded,
     StepDone,
     StepFailed,
+    StepGivenUp,
     Submitted,
     WakeAt,
     Woken,
@@ -34,7 +36,24 @@ from sluice.core.step import Plan, Sampled, StopReason
 from sluice.executors.base import StepError, StepExecutor
 
 GREEDY = Sampling(temperature=0.0)
-STRETCH_STEPS_MAX = 256
+# Giving a running step up takes so long.
+GIVE_UP_NS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stretching:
+    """How decode steps are taken at once: at most ``steps_max`` of them, 0 for one by one.
+
+    Without ``silence_ns_max`` a stretch is over before anything else happens. With it, it goes on
+    whatever happens elsewhere; then observers hear of a replica that computes at least as often as
+    that, up to a step. What happens to a replica itself is at the same nanosecond in all three.
+    """
+
+    steps_max: int = 256
+    silence_ns_max: int | None = None
+
+
+STEP_BY_STEP = Stretching(steps_max=0)
 
 
 @runtime_checkable
@@ -59,6 +78,8 @@ def ignore(
 class _Seat:
     """One replica in the driver. ``wakes`` counts wishes: only the latest one is fulfilled.
 
+    Its step began at ``began_ns`` and is over at ``done_ns``; ``given_up`` is the last step that
+    has no result. ``held`` is a stretch that goes on, from its start; ``holds`` counts them.
     Once it is not ``present`` nothing more happens to it.
     """
 
@@ -68,6 +89,11 @@ class _Seat:
     foreseeing: Foreseeing | None
     present: bool = True
     wakes: int = 0
+    began_ns: int = 0
+    done_ns: int = 0
+    given_up: int = 0
+    held: tuple[Stretch, int] | None = None
+    holds: int = 0
     choices: dict[str, int] = field(default_factory=dict)
 
 
@@ -75,9 +101,9 @@ class VirtualDriver:
     """Runs replicas until nothing is left to happen.
 
     ``end_tokens`` are the token ids at which a sequence stops. ``observe`` sees every event with
-    its time and effects; of a stretch, of at most ``stretch_steps_max`` steps, only what follows it
-    (0 for one step at a time). ``now_ns`` is the time of the event in hand; observers may call
-    ``at`` and ``submit`` for then or later.
+    its time and effects; of a stretch only what follows it. ``stretched`` are the replicas of whose
+    last stretch an observer may not know yet. ``now_ns`` is the time of the event in hand;
+    observers may call ``at`` and ``submit`` for then or later.
     """
 
     def __init__(
@@ -85,14 +111,15 @@ class VirtualDriver:
         *,
         end_tokens: frozenset[int] = frozenset(),
         observe: Observer = ignore,
-        stretch_steps_max: int = STRETCH_STEPS_MAX,
+        stretching: Stretching = Stretching(),  # noqa: B008 - a frozen value
     ) -> None:
         self.now_ns = 0
+        self.stretched: set[str] = set()
         self.events = 0
         self.steps = 0
         self._end_tokens = end_tokens
         self._observe = observe
-        self._stretch_steps_max = stretch_steps_max
+        self._stretching = stretching
         self._seats: dict[str, _Seat] = {}
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._pushed = 0
@@ -136,6 +163,8 @@ class VirtualDriver:
     def _handle(self, seat: _Seat, event: ReplicaEvent) -> None:
         if not seat.present:
             return
+        if seat.held is not None:
+            self._cut(seat)
         if isinstance(event, Submitted):
             self._open(seat, event.request)
         self.events += 1
@@ -146,6 +175,8 @@ class VirtualDriver:
             match effect:
                 case RunStep():
                     plan = effect.plan
+                case Interrupt():
+                    self._give_up(seat, effect.step)
                 case SequenceEnded():
                     seat.executor.end_sequence(effect.sequence)
                 case End():
@@ -175,9 +206,19 @@ class VirtualDriver:
 
     def _step(self, seat: _Seat, plan: Plan) -> None:
         """Run a plan that starts now; its result happens when its duration is over."""
-        start_ns = self.now_ns
-        if seat.foreseeing is not None and self._stretch_steps_max:
-            plan, start_ns = self._stretch(seat, seat.foreseeing, plan)
+        stretch = self._foreseen(seat, plan)
+        if stretch is None:
+            self._run(seat, plan, self.now_ns)
+        elif self._stretching.silence_ns_max is None:
+            until_ns = self._heap[0][0] if self._heap else None
+            self._run(seat, *self._take(seat, stretch, self.now_ns, until_ns))
+        else:
+            seat.held = (stretch, self.now_ns)
+            seat.holds += 1
+            over_ns = self.now_ns + sum(stretch.durations_ns)
+            self.call_at(over_ns, partial(self._over, seat, seat.holds))
+
+    def _run(self, seat: _Seat, plan: Plan, start_ns: int) -> None:
         self.steps += 1
         try:
             outcome = seat.executor.run(plan)
@@ -185,34 +226,72 @@ class VirtualDriver:
             failed = StepFailed(plan.step, error.blamed, str(error))
             self.call_at(start_ns, partial(self._handle, seat, failed))
             return
-        sampled = outcome.sampled
-        if self._end_tokens:
+        sampled, ends = outcome.sampled, self._end_tokens
+        if ends and not ends.isdisjoint([token[1] for token in sampled]):
             sampled = tuple(self._stopped(token) for token in sampled)
         done = StepDone(plan.step, sampled, outcome.duration_ns)
-        self.call_at(start_ns + outcome.duration_ns, partial(self._handle, seat, done))
+        seat.began_ns, seat.done_ns = start_ns, start_ns + outcome.duration_ns
+        self.call_at(seat.done_ns, partial(self._done, seat, done))
 
-    def _stretch(self, seat: _Seat, executor: Foreseeing, plan: Plan) -> tuple[Plan, int]:
-        """Take the steps at once that are over before anything else happens.
+    def _done(self, seat: _Seat, done: StepDone) -> None:
+        if done.step > seat.given_up:
+            self._handle(seat, done)
+
+    def _give_up(self, seat: _Seat, step: int) -> None:
+        """End the running step without a result, unless that is there before."""
+        at_ns = self.now_ns + GIVE_UP_NS
+        if at_ns >= seat.done_ns or seat.given_up >= step:
+            return
+        seat.given_up = step
+        self.call_at(at_ns, partial(self._handle, seat, StepGivenUp(step, at_ns - seat.began_ns)))
+
+    def _foreseen(self, seat: _Seat, plan: Plan) -> Stretch | None:
+        """The steps that follow if nothing happens to the replica, ``None`` where that is one."""
+        steps_max, silence_ns_max = self._stretching.steps_max, self._stretching.silence_ns_max
+        if seat.foreseeing is None or not steps_max:
+            return None
+        if silence_ns_max is not None:
+            steps_max = min(steps_max, silence_ns_max // max(1, plan.predicted_ns))
+        horizon = min(seat.replica.horizon(), steps_max)
+        if horizon < 1:
+            return None
+        stretch = seat.foreseeing.foresee(plan, horizon)
+        return stretch if stretch.durations_ns else None
+
+    def _take(
+        self, seat: _Seat, stretch: Stretch, start_ns: int, until_ns: int | None
+    ) -> tuple[Plan, int]:
+        """Take the steps of a stretch at once that are over before ``until_ns``.
 
         Returns the plan that runs after them and when it starts.
         """
-        horizon = min(seat.replica.horizon(), self._stretch_steps_max)
-        if horizon < 1:
-            return plan, self.now_ns
-        stretch = executor.foresee(plan, horizon)
-        start_ns, steps = self.now_ns, 0
-        next_ns = self._heap[0][0] if self._heap else None
+        steps, running = 0, seat.replica.running
+        assert running is not None
         for duration_ns in stretch.durations_ns:
-            if next_ns is not None and start_ns + duration_ns >= next_ns:
+            if until_ns is not None and start_ns + duration_ns >= until_ns:
                 break
             start_ns += duration_ns
             steps += 1
         if steps == 0:
-            return plan, self.now_ns
+            return running, start_ns
         self.steps += steps
-        tokens = tuple(row[:steps] for row in stretch.tokens)
-        taken = Stretch(tokens, stretch.durations_ns[:steps])
-        return seat.replica.skip(taken).plan, start_ns
+        self.stretched.add(seat.id)
+        if steps < len(stretch.durations_ns):
+            tokens = tuple(row[:steps] for row in stretch.tokens)
+            stretch = Stretch(tokens, stretch.durations_ns[:steps])
+        return seat.replica.skip(stretch).plan, start_ns
+
+    def _cut(self, seat: _Seat) -> None:
+        """Something happens to a replica in a stretch: the step that is on its way now runs."""
+        assert seat.held is not None
+        (stretch, start_ns), seat.held = seat.held, None
+        self._run(seat, *self._take(seat, stretch, start_ns, self.now_ns))
+
+    def _over(self, seat: _Seat, hold: int) -> None:
+        """A stretch was not cut: the step after it runs."""
+        if seat.present and seat.held is not None and hold == seat.holds:
+            (stretch, start_ns), seat.held = seat.held, None
+            self._run(seat, *self._take(seat, stretch, start_ns, None))
 
     def _stopped(self, sampled: Sampled) -> Sampled:
         if sampled.token in self._end_tokens:

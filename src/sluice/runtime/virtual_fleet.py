@@ -5,7 +5,7 @@ the decision, endings, first tokens and reports go back at theirs, replicas take
 start. Nothing is decided here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, assert_never
@@ -32,6 +32,7 @@ from sluice.core.events import (
     Retarget,
     Shorten,
     StartReplica,
+    StopReplica,
     Submitted,
     Tick,
     WakeAt,
@@ -40,7 +41,7 @@ from sluice.core.fleet import Fleet
 from sluice.core.replica import Replica
 from sluice.core.request import Request, Rung
 from sluice.executors.base import StepExecutor
-from sluice.runtime.virtual import VirtualDriver
+from sluice.runtime.virtual import Stretching, VirtualDriver
 
 MakeReplica = Callable[[str], tuple[Replica, StepExecutor]]
 
@@ -63,6 +64,8 @@ class VirtualFleet:
     """Runs a fleet until nothing is left to happen.
 
     ``make`` gives a fresh replica with its executor whenever one starts, which takes ``load_ns``.
+    ``stretching`` says how often the fleet hears of replicas that only decode; less often is much
+    faster where there are many.
     """
 
     def __init__(
@@ -73,8 +76,11 @@ class VirtualFleet:
         load_ns: int = 0,
         end_tokens: frozenset[int] = frozenset(),
         watcher: Watcher,
+        stretching: Stretching = Stretching(),  # noqa: B008 - a frozen value
     ) -> None:
-        self.driver = VirtualDriver(end_tokens=end_tokens, observe=self._observe)
+        self.driver = VirtualDriver(
+            end_tokens=end_tokens, observe=self._observe, stretching=stretching
+        )
         self._fleet = fleet
         self._make = make
         self._load_ns = load_ns
@@ -94,13 +100,30 @@ class VirtualFleet:
         """Let a request arrive."""
         self.at(at_ns, Arrived(model, request))
 
-    def lose(self, at_ns: int, replica_id: str) -> None:
-        """Let the process of a replica end unasked."""
-        self.driver.call_at(at_ns, partial(self._lose, replica_id))
+    def feed(self, arrivals: Iterator[tuple[int, str, Request]]) -> None:
+        """Let requests arrive at their times, each for its model; they come in order of time.
+
+        Each is taken when the one before has arrived, so that only one is held.
+        """
+        self.driver.call_at(self.driver.now_ns, partial(self._take_next, arrivals))
+
+    def lose(self, at_ns: int, replica_id: str, *, permanent: bool = False) -> None:
+        """Let the process of a replica end unasked, if it runs then; see ``ReplicaLost``."""
+        self.driver.call_at(at_ns, partial(self._lose, replica_id, permanent))
 
     def run(self, until_ns: int | None = None) -> None:
         """See ``VirtualDriver.run``."""
         self.driver.run(until_ns)
+
+    def _take_next(self, arrivals: Iterator[tuple[int, str, Request]]) -> None:
+        found = next(arrivals, None)
+        if found is not None:
+            at_ns, model, request = found
+            self.driver.call_at(at_ns, partial(self._fed, Arrived(model, request), arrivals))
+
+    def _fed(self, arrived: Arrived, arrivals: Iterator[tuple[int, str, Request]]) -> None:
+        self._handle(arrived)
+        self._take_next(arrivals)
 
     def _handle(self, event: FleetEvent) -> None:
         if isinstance(event, Arrived):
@@ -123,6 +146,8 @@ class VirtualFleet:
             case StartReplica():
                 start = partial(self._start, effect.replica_id)
                 self.driver.call_at(now_ns + self._load_ns, start)
+            case StopReplica():
+                self._up.discard(effect.replica_id)
             case WakeAt():
                 self._wishes += 1
                 self.driver.call_at(effect.at_ns, partial(self._tick, self._wishes))
@@ -154,10 +179,11 @@ class VirtualFleet:
         self._up.add(replica_id)
         self._handle(ReplicaReady(replica_id, limits))
 
-    def _lose(self, replica_id: str) -> None:
-        self._up.remove(replica_id)
-        self.driver.remove(replica_id)
-        self._handle(ReplicaLost(replica_id, "the process ended"))
+    def _lose(self, replica_id: str, permanent: bool) -> None:
+        if replica_id in self._up:
+            self._up.remove(replica_id)
+            self.driver.remove(replica_id)
+            self._handle(ReplicaLost(replica_id, "the process ended", permanent=permanent))
 
     def _observe(
         self,
@@ -182,6 +208,14 @@ class VirtualFleet:
 
     def _progress(self, replica_id: str, emitted: Emit) -> dict[str, int]:
         """Tokens of each request that were not told yet: those of a stretch are not emitted."""
+        told, stretched = self._told, self.driver.stretched
+        if replica_id not in stretched:
+            counts: dict[str, int] = {}
+            for (request_id, _), _, _ in emitted.sampled:
+                counts[request_id] = counts.get(request_id, 0) + 1
+                told[request_id] = told.get(request_id, 0) + 1
+            return counts
+        stretched.remove(replica_id)
         produced: dict[str, int] = {}
         for sequence in self._replicas[replica_id].roster.residents:
             request_id = sequence.id.request_id
@@ -191,7 +225,7 @@ class VirtualFleet:
             request_id = sampled.sequence.request_id
             fresh[request_id] = fresh.get(request_id, 0) + 1
         for request_id, tokens in fresh.items():
-            told = self._told.get(request_id, 0)
-            fresh[request_id] = max(tokens, produced.get(request_id, 0) - told)
-            self._told[request_id] = told + fresh[request_id]
+            before = told.get(request_id, 0)
+            fresh[request_id] = max(tokens, produced.get(request_id, 0) - before)
+            told[request_id] = before + fresh[request_id]
         return fresh

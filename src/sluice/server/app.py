@@ -1,4 +1,4 @@
-"""The HTTP surface: the route table, who is let in, and the one place where a request's errors end.
+"""The HTTP surface: who is let in, who answers, and the one place where a request's errors end.
 
 Order of one request: request id, key, route, method, answer, error. ``serve`` runs the app;
 ``wiring`` makes it. Nothing here knows how calls are served; that is the ``Gateway``.
@@ -7,77 +7,53 @@ Order of one request: request id, key, route, method, answer, error. ``serve`` r
 import asyncio
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from sluice.config.sections import ServerSection
 from sluice.core.errors import Overloaded, RequestError, SluiceError
 from sluice.runtime.generation import Refused
-from sluice.server import models
 from sluice.server.allowances import allowance_headers
 from sluice.server.auth import Keys
 from sluice.server.bodies import Bodies
-from sluice.server.chat import chat
-from sluice.server.completions import completions
 from sluice.server.cors import open_to
 from sluice.server.exchange import AsgiApp, ClientLeft, Ending, Exchange, Receive, Scope, Send
 from sluice.server.limits import Limits
 from sluice.server.paths import not_found
-from sluice.server.ports import Gateway
+from sluice.server.ports import Gateway, Operations
 from sluice.server.problems import Problem, method_refused, overdue, problem_of
-from sluice.server.responses import responses
+from sluice.server.routes import Routes, routes
 from sluice.server.stamp import Sources, Stamp
 
 _log = logging.getLogger("sluice.server")
 
-Answer = Callable[[Exchange, Gateway, Stamp], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One path: its method and who answers."""
-
-    method: str
-    answer: Answer
-
-
-# Every path that is served, compared byte for byte with the path as sent: another spelling of a
-# path is another path. Who may call which is decided in ``auth``, before this table is looked at.
-ROUTES: Mapping[bytes, Route] = {
-    b"/v1/chat/completions": Route("POST", chat),
-    b"/v1/completions": Route("POST", completions),
-    b"/v1/responses": Route("POST", responses),
-    b"/v1/models": Route("GET", models.list_models),
-    b"/health": Route("GET", models.health),
-    b"/ready": Route("GET", models.ready),
-    b"/metrics": Route("GET", models.metrics),
-    b"/admin/replicas": Route("GET", models.replicas),
-}
-ONE_MODEL = Route("GET", models.one_model)
-
-
-def _served() -> Mapping[str, str]:
-    """The method of each served path."""
-    return {path.decode(): route.method for path, route in ROUTES.items()}
-
 
 def create_app(
-    gateway: Gateway, section: ServerSection, sources: Sources, limits: Limits | None = None
+    gateway: Gateway,
+    section: ServerSection,
+    sources: Sources,
+    *,
+    operations: Operations | None = None,
+    bodies: Bodies | None = None,
 ) -> AsgiApp:
-    """The ASGI app. ``limits`` replaces those that the section gives, for tests."""
-    app = App(gateway, Keys.of(section), sources, limits or Limits.of(section))
+    """The ASGI app. ``bodies`` are shared with an app that it replaces, or bounded for a test."""
+    bodies = bodies or Bodies(Limits.of(section))
+    served = routes(operations, remote=bool(gateway.relaying.always))
+    app = App(gateway, Keys.of(section), sources, served, bodies)
     return open_to(section.cors_origins, app)
 
 
 class App:
     """The ASGI callable."""
 
-    def __init__(self, gateway: Gateway, keys: Keys, sources: Sources, limits: Limits) -> None:
+    def __init__(
+        self, gateway: Gateway, keys: Keys, sources: Sources, routes: Routes, bodies: Bodies
+    ) -> None:
         self._gateway = gateway
         self._keys = keys
         self._sources = sources
-        self._bodies = Bodies(limits)
+        self._routes = routes
+        self._bodies = bodies
+        self._fingerprints = {card.id: card.fingerprint for card in gateway.models()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request. Nothing starts or stops with the app: ``wiring`` does that."""
@@ -109,11 +85,9 @@ class App:
         authorization = exchange.header_values(b"authorization")
         named = exchange.header_values(b"x-sluice-tenant")
         exchange.tenant = self._keys.admit(exchange.path, authorization, named)
-        route = ROUTES.get(exchange.path)
-        if route is None and exchange.path.startswith(models.MODELS_PREFIX):
-            route = ONE_MODEL
+        route = self._routes.at(exchange.path)
         if route is None:
-            await self._turn_away(exchange, not_found(exchange.path, _served()))
+            await self._turn_away(exchange, not_found(exchange.path, self._routes.methods()))
             return
         allowed = "GET, HEAD, OPTIONS" if route.method == "GET" else f"{route.method}, OPTIONS"
         if exchange.method == "OPTIONS":
@@ -126,9 +100,8 @@ class App:
 
     def _stamp(self, exchange: Exchange) -> Stamp:
         sources = self._sources
-        fingerprints = {card.id: card.fingerprint for card in self._gateway.models()}
         created_s = int(sources.wall_s())
-        return Stamp(exchange.call_id, created_s, "", sources.version, fingerprints)
+        return Stamp(exchange.call_id, created_s, "", sources.version, self._fingerprints)
 
     async def _turn_away(self, exchange: Exchange, problem: Problem) -> None:
         self._record(exchange, problem)

@@ -45,7 +45,7 @@ class Keys:
     """
 
     api: tuple[bytes, ...] = ()
-    admin: bytes | None = None
+    admin: tuple[bytes, ...] = ()
     metrics_open: bool = True
     tenants: tuple[tuple[bytes, str], ...] = ()
     header_trusted: bool = False
@@ -53,10 +53,9 @@ class Keys:
     @classmethod
     def of(cls, section: ServerSection) -> "Keys":
         """The keys that the settings name."""
-        admin = section.admin_key_digest
         return cls(
             api=tuple(bytes.fromhex(digest) for digest in section.api_key_digests),
-            admin=bytes.fromhex(admin) if admin is not None else None,
+            admin=tuple(bytes.fromhex(digest) for digest in section.admin_key_digests),
             metrics_open=section.metrics_open,
             tenants=tuple((bytes.fromhex(key), name) for key, name in section.tenant_key_digests),
             header_trusted=section.trust_tenant_header,
@@ -86,9 +85,10 @@ class Keys:
             return ""
         if permission is Permission.INFERENCE and needs_none:
             return ""
-        if permission is Permission.ADMIN and self.admin is None:
+        if permission is Permission.ADMIN and not self.admin:
             raise Forbidden(
-                "/admin is closed: set the admin key (server.admin_key_env) to open it."
+                "/admin is closed: set the admin key (server.admin_key_env or "
+                "server.admin_key_file) to open it."
             )
         return self._check(permission, authorization)
 
@@ -96,7 +96,7 @@ class Keys:
         digest = _presented(authorization)
         tenant = _owner(self.tenants, digest)
         is_api = _contains(self.api, digest) or tenant is not None
-        is_admin = self.admin is not None and hmac.compare_digest(self.admin, digest)
+        is_admin = _contains(self.admin, digest)
         if permission is Permission.ADMIN and is_admin:
             return ""
         if permission is Permission.METRICS and (is_admin or is_api):

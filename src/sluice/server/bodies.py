@@ -8,7 +8,7 @@ others' answers. What a body means is the routes' business.
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 from sluice.core.errors import Overloaded
@@ -22,6 +22,9 @@ Understood = TypeVar("Understood")
 SMALL_BYTES_MAX = 64 * 1024
 # Threads share one interpreter with the event loop: more of them would only slow it down.
 _THREADS_MAX = 2
+# Decoding is one step that nothing can interrupt. Of bodies from this size on one is decoded at a
+# time, so that the event loop never waits for two such steps in a row.
+_ALONE_BYTES_MIN = 512 * 1024
 _RETRY_AFTER_S = 1.0
 
 
@@ -46,6 +49,7 @@ class Bodies:
         self.limits = limits
         self.held_bytes = 0
         self._threads = asyncio.Semaphore(_THREADS_MAX)
+        self._alone = asyncio.Semaphore(1)
 
     @contextmanager
     def account(self) -> Iterator[Account]:
@@ -77,5 +81,6 @@ class Bodies:
         """What ``understand`` makes of a body; it runs in a thread where the body is large."""
         if len(body) <= SMALL_BYTES_MAX:
             return understand(body)
-        async with self._threads:
+        alone = self._alone if len(body) >= _ALONE_BYTES_MIN else nullcontext()
+        async with alone, self._threads:
             return await asyncio.to_thread(understand, body)

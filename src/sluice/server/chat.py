@@ -8,13 +8,10 @@ order of events in ``sse``.
 of the model, before temperature. ``user`` is accepted and changes nothing.
 """
 
-from functools import partial
-
 from sluice.core.errors import InvalidRequest
 from sluice.runtime.generation import Call, ChatPrompt
 from sluice.server.chat_answers import ChatChunks, whole_chat
 from sluice.server.exchange import Exchange
-from sluice.server.merged import generating
 from sluice.server.messages import check_messages, tool_choice_of, tools_of
 from sluice.server.options import (
     call_for,
@@ -23,7 +20,8 @@ from sluice.server.options import (
     wants_usage,
     with_options,
 )
-from sluice.server.ports import Gateway
+from sluice.server.ports import Gateway, Generation
+from sluice.server.relay import Surface, serve_call
 from sluice.server.sse import answer_headers, stream
 from sluice.server.stamp import Stamp
 from sluice.server.wire import ChatRequest, decode, decode_chat
@@ -31,21 +29,24 @@ from sluice.server.wire import ChatRequest, decode, decode_chat
 
 async def chat(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> None:
     """Answer one chat completion."""
-    request, call = await exchange.understood(partial(_understand, exchange))
-    async with generating(exchange, gateway, [call]) as generation:
-        stamp = stamp.answered_by(generation)
-        if request.stream:
-            chunks = ChatChunks(stamp, with_usage=wants_usage(request))
-            await stream(exchange, generation, chunks)
-        else:
-            body = await whole_chat(generation, stamp, call.choices)
-            await exchange.reply(200, body, answer_headers(generation))
+    await serve_call(exchange, gateway, stamp, Surface(_understand, _answer))
 
 
-def _understand(exchange: Exchange, body: bytes) -> tuple[ChatRequest, Call]:
+def _understand(exchange: Exchange, body: bytes) -> tuple[ChatRequest, list[Call]]:
     request = decode(decode_chat, body)
     exchange.model = request.model
-    return request, call_of(request, exchange)
+    return request, [call_of(request, exchange)]
+
+
+async def _answer(
+    exchange: Exchange, generation: Generation, stamp: Stamp, request: ChatRequest
+) -> None:
+    if request.stream:
+        chunks = ChatChunks(stamp, with_usage=wants_usage(request))
+        await stream(exchange, generation, chunks)
+    else:
+        body = await whole_chat(generation, stamp, request.n or 1)
+        await exchange.reply(200, body, answer_headers(generation))
 
 
 def call_of(request: ChatRequest, exchange: Exchange) -> Call:

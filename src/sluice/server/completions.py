@@ -6,7 +6,6 @@ old shape of parallel lists.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 from sluice.core.errors import InvalidRequest
 from sluice.runtime.generation import (
@@ -21,9 +20,9 @@ from sluice.runtime.generation import (
 )
 from sluice.server.chunks import ChunkFrame
 from sluice.server.exchange import Exchange
-from sluice.server.merged import generating
 from sluice.server.options import LOGPROBS_MAX, call_for, check_options, wants_usage, with_options
 from sluice.server.ports import Gateway, Generation
+from sluice.server.relay import Surface, serve_call
 from sluice.server.sse import answer_headers, complete_pieces, encode_json, stream
 from sluice.server.stamp import Stamp
 from sluice.server.wire import CompletionRequest, Json, decode, decode_completion
@@ -34,22 +33,31 @@ _OUTPUT_TOKENS_DEFAULT = 16
 
 async def completions(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> None:
     """Answer one text completion."""
-    request, calls = await exchange.understood(partial(_understand, exchange))
-    echoes = _echoes(request, calls)
-    async with generating(exchange, gateway, calls) as generation:
-        stamp = stamp.answered_by(generation)
-        if request.stream:
-            chunks = CompletionChunks(stamp, echoes, with_usage=wants_usage(request))
-            await stream(exchange, generation, chunks)
-        else:
-            body = await _whole(generation, stamp, echoes)
-            await exchange.reply(200, body, answer_headers(generation))
+    await serve_call(exchange, gateway, stamp, Surface(_understand, _answer))
 
 
-def _understand(exchange: Exchange, body: bytes) -> tuple[CompletionRequest, list[Call]]:
+def _understand(
+    exchange: Exchange, body: bytes
+) -> tuple[tuple[CompletionRequest, list[str]], list[Call]]:
     request = decode(decode_completion, body)
     exchange.model = request.model
-    return request, calls_of(request, exchange)
+    calls = calls_of(request, exchange)
+    return (request, _echoes(request, calls)), calls
+
+
+async def _answer(
+    exchange: Exchange,
+    generation: Generation,
+    stamp: Stamp,
+    asked: tuple[CompletionRequest, list[str]],
+) -> None:
+    request, echoes = asked
+    if request.stream:
+        chunks = CompletionChunks(stamp, echoes, with_usage=wants_usage(request))
+        await stream(exchange, generation, chunks)
+    else:
+        body = await _whole(generation, stamp, echoes)
+        await exchange.reply(200, body, answer_headers(generation))
 
 
 def calls_of(request: CompletionRequest, exchange: Exchange) -> list[Call]:

@@ -73,6 +73,9 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
         self.headers: Headers = scope["headers"]
+        self._values: dict[bytes, list[bytes]] = {}
+        for name, value in self.headers:
+            self._values.setdefault(name, []).append(value)
         # ``serve`` notes when the first byte of the request came; another ASGI host does not.
         self.arrived_ns: int = scope.get("state", {}).get("arrived_ns", now_ns)
         self.call_id = call_id
@@ -90,15 +93,17 @@ class Exchange:
 
     def header(self, name: bytes) -> str | None:
         """Value of a header, ``None`` where it is absent. Raises ``InvalidRequest`` for two."""
-        values = self.header_values(name)
+        values = self._values.get(name)
+        if values is None:
+            return None
         if len(values) > 1:
             told = name.decode()
             raise InvalidRequest(f"The header {told} was sent more than once.", param=told)
-        return values[0].decode("latin-1").strip() if values else None
+        return values[0].decode("latin-1").strip()
 
     def header_values(self, name: bytes) -> list[bytes]:
         """All values of a header; names are lower case."""
-        return [value for key, value in self.headers if key == name]
+        return self._values.get(name, [])
 
     def _require_json(self) -> None:
         """Refuse a body that does not say that it is plain JSON in UTF-8.
@@ -118,10 +123,15 @@ class Exchange:
         if (self.header(b"content-encoding") or "identity").lower() != "identity":
             raise InvalidRequest("Send the body uncompressed.", param="content-encoding")
 
-    async def understood(self, understand: Callable[[bytes], Understood]) -> Understood:
+    async def understood(
+        self,
+        understand: Callable[[bytes], Understood],
+        glance: Callable[[bytes], Understood | None] | None = None,
+    ) -> Understood:
         """What a function makes of the whole body, which must say that it is JSON.
 
-        The function may run in a thread. Raises what it raises, ``InvalidRequest`` for another
+        The function may run in a thread. A ``glance``, which is quick, is tried before it; what it
+        makes of the body counts unless it is ``None``. Raises what it raises, ``InvalidRequest`` for another
         type, ``BodyTooLarge`` as soon as the size is known to be over the limit, announced or
         counted, ``BodyTooSlow`` when the body is not complete in time, and ``Overloaded`` when all
         bodies together are too much.
@@ -132,7 +142,8 @@ class Exchange:
             self.body_bytes = len(body)
             # Of a long body its beginning and its end: all of it would hold up the others.
             self.likeness = hash((len(body), body[:SMALL_BYTES_MAX], body[-SMALL_BYTES_MAX:]))
-            return await self._bodies.understand(body, understand)
+            seen = None if glance is None else glance(body)
+            return await self._bodies.understand(body, understand) if seen is None else seen
 
     async def _body(self, account: Account) -> bytes:
         announced = self.header(b"content-length")
@@ -195,7 +206,7 @@ class Exchange:
     async def refuse(self, problem: Problem) -> None:
         """Answer with an error: as JSON, or inside the event stream where that has begun."""
         if not self.started:
-            await self.reply(problem.status, problem.body(), problem.headers)
+            await self.reply(problem.status, problem.body(), problem.headers, problem.content_type)
         elif self.streaming and not self._replied:
             await self._write_last(b"data: " + problem.body() + b"\n\n")
 

@@ -28,7 +28,7 @@ async def generating(
     """
     async with exchange.attended():
         if len(calls) > 1:
-            gateway.check_together(calls)
+            await gateway.check_together(calls)
         exchange.handed_over = True
         generation = await _generate(gateway, calls)
         try:
@@ -96,6 +96,10 @@ class Merged:
             output_tokens_max=min(limits, default=None),
             model_asked=next((one.model_asked for one in terms if one.model_asked), ""),
         )
+
+    @property
+    def relay(self) -> None:
+        """Calls that belong together are never given to a remote engine."""
 
     async def settled(self) -> None:
         """Wait for every call."""

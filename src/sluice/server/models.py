@@ -1,4 +1,4 @@
-"""Routes that are not generations: models, liveness, readiness, metrics, state of replicas."""
+"""Routes that are not generations: models, liveness, readiness, metrics."""
 
 from urllib.parse import unquote_to_bytes
 
@@ -50,20 +50,6 @@ async def metrics(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
     """``GET /metrics``: Prometheus exposition."""
     body, content_type = gateway.metrics()
     await exchange.reply(200, body, content_type=content_type.encode())
-
-
-async def replicas(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
-    """``GET /admin/replicas``: state of each replica."""
-    readiness = gateway.readiness()
-    body: Json = {
-        "ready": readiness.ready,
-        "reason": readiness.reason,
-        "replicas": [
-            {"id": one.id, "model": one.model, "state": one.state, "error": one.error}
-            for one in readiness.replicas
-        ],
-    }
-    await exchange.reply(200, encode_json(body))
 
 
 def _card_json(card: ModelCard) -> Json:

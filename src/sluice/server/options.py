@@ -9,14 +9,21 @@ with ``call_for`` and ``with_options``; no message is read here.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from sluice.core.errors import InvalidRequest
 from sluice.core.request import TIER_MAX
 from sluice.core.sampling import Sampling
-from sluice.runtime.generation import Call, ChatPrompt, OutputFormat, TextPrompt, TokenPrompt
+from sluice.runtime.generation import (
+    Call,
+    ChatPrompt,
+    OutputFormat,
+    RawPrompt,
+    TextPrompt,
+    TokenPrompt,
+)
 from sluice.server.exchange import Exchange
-from sluice.server.wire import Json, Options, ResponseFormat, ResponsesRequest
+from sluice.server.wire import Json, Options, ResponseFormat
 
 STOPS_MAX = 4
 LOGPROBS_MAX = 20
@@ -60,6 +67,19 @@ _MILLISECONDS = re.compile(r"-?[0-9]{1,9}")
 _SEEDS = range(-(2**63), 2**63)
 
 
+class Addressed(Protocol):
+    """What the bodies of all routes say about whom they are for, and how urgent they are."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def service_tier(self) -> str | None: ...
+
+    @property
+    def priority(self) -> int | None: ...
+
+
 def check_ranges(request: object) -> None:
     """Raise ``InvalidRequest`` for the first field of the request that is out of its range."""
     for name, allowed in RANGES.items():
@@ -88,9 +108,12 @@ def wants_usage(request: Options) -> bool:
 
 def call_for(
     exchange: Exchange,
-    request: Options | ResponsesRequest,
-    prompt: ChatPrompt | TextPrompt | TokenPrompt,
+    request: Addressed,
+    prompt: ChatPrompt | TextPrompt | TokenPrompt | RawPrompt,
     output_format: OutputFormat,
+    *,
+    choices: int = 1,
+    output_tokens_max: int | None = None,
 ) -> Call:
     """A call with what all routes share: identity, prompt, and how urgent it is."""
     return Call(
@@ -98,6 +121,8 @@ def call_for(
         model=request.model,
         arrived_ns=exchange.arrived_ns,
         prompt=prompt,
+        choices=choices,
+        output_tokens_max=output_tokens_max,
         output_format=output_format,
         tenant=exchange.tenant,
         slo_class=exchange.header(b"x-sluice-slo") or "",

@@ -1,10 +1,29 @@
 """All that the HTTP server knows about the rest of sluice: protocols declared by their consumer."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from sluice.core.tenants import Allowance
-from sluice.runtime.generation import Call, ModelCard, Piece, Readiness, Refused, Terms
+from sluice.runtime.generation import (
+    Call,
+    ModelCard,
+    Piece,
+    Readiness,
+    Refused,
+    Relaying,
+    Terms,
+)
+
+
+class Relay(Protocol):
+    """The answer of a remote engine: bytes to pass on, and whether they are the last.
+
+    It ends without the last where the call was ended by the gateway, whose ``Finished`` then says
+    why. Raises ``SluiceError`` where the engine gives no whole answer.
+    """
+
+    def __aiter__(self) -> AsyncIterator[tuple[bytes, bool]]: ...
 
 
 class Generation(Protocol):
@@ -25,8 +44,13 @@ class Generation(Protocol):
         """On which terms it is answered."""
         ...
 
+    @property
+    def relay(self) -> Relay | None:
+        """What is to be passed on instead of pieces, where a remote engine answers."""
+        ...
+
     async def settled(self) -> None:
-        """Wait until model, replica and terms are final.
+        """Wait until model, replica, terms and relay are final.
 
         Raises ``RequestError`` or ``Overloaded`` where admission refuses the call after a wait.
         """
@@ -43,10 +67,53 @@ class Generation(Protocol):
         ...
 
 
-class Gateway(Protocol):
-    """Serves calls."""
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting in force; ``value`` as JSON has it, masked where it is secret."""
 
-    def check_together(self, calls: Sequence[Call]) -> None:
+    key: str
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What reading the settings again changed, by the keys of the settings.
+
+    ``needs_restart`` differ from what holds and were left as they were.
+    """
+
+    applied: tuple[str, ...] = ()
+    needs_restart: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Operations(Protocol):
+    """What the operator may do to a running server."""
+
+    def settings(self) -> Sequence[Setting]:
+        """Every setting in force. Secrets are masked."""
+        ...
+
+    async def reload(self) -> Reloaded:
+        """Read the settings again and apply what can change while requests run.
+
+        Raises ``ConfigError`` with every mistake; nothing is changed then.
+        """
+        ...
+
+    def drain_replica(self, replica_id: str, *, on: bool) -> None:
+        """Give a replica nothing more and let it finish what it has, or use it again."""
+        ...
+
+
+class Gateway(Protocol):
+    """Serves calls. ``relaying`` says which models are those of remote engines."""
+
+    @property
+    def relaying(self) -> Relaying: ...
+
+    async def check_together(self, calls: Sequence[Call]) -> None:
         """Check that all calls of one request can ever be served at once.
 
         Raises ``InvalidRequest`` where they cannot, whatever else is being served.

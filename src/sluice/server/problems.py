@@ -7,7 +7,7 @@ where admission compared numbers.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -18,6 +18,7 @@ from sluice.core.errors import (
     BodyTooSlow,
     ConfigError,
     ContextExceeded,
+    EngineRefused,
     ExecutorError,
     Forbidden,
     InternalError,
@@ -65,6 +66,7 @@ TABLE: Mapping[type[SluiceError], Row] = {
     Overloaded: Row(None, "rate_limit_exceeded"),
     ExecutorError: Row(None, "server_error", "engine_error"),
     ReplicaGone: Row(502, "server_error", "replica_lost"),
+    EngineRefused: Row(None, "invalid_request_error", "engine_refused"),
     ConfigError: Row(500, "server_error", "internal_error", shown=False, retry=False),
     ModelLoadError: Row(503, "server_error", "model_not_loaded", shown=False),
     MemoryShort: Row(503, "server_error", "model_not_loaded", shown=False),
@@ -77,11 +79,16 @@ _HIDDEN = "The server could not answer this request; its log has the details und
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One error answer: status, the error object of its body, and headers that go with it."""
+    """One error answer: status, the error object of its body, and headers that go with it.
+
+    ``passed_on`` is the body where it is the one of a remote engine.
+    """
 
     status: int
     error: Mapping[str, Any]
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    passed_on: bytes | None = None
+    content_type: bytes = b"application/json"
 
     @property
     def code(self) -> str:
@@ -89,7 +96,9 @@ class Problem:
         return str(self.error["code"])
 
     def body(self) -> bytes:
-        """The JSON body."""
+        """The body, which is JSON unless a remote engine made another one."""
+        if self.passed_on is not None:
+            return self.passed_on
         return msgspec.json.encode({"error": self.error})
 
 
@@ -107,12 +116,24 @@ def problem_of(error: Exception) -> Problem:
     if row.retry is not None:
         headers.append((b"x-should-retry", b"true" if row.retry else b"false"))
     param = getattr(error, "param", None)
-    return Problem(status, _error_object(message, row.type, param, code), tuple(headers))
+    described = _error_object(message, row.type, param, code)
+    if isinstance(error, EngineRefused):
+        kind = header_text(error.content_type)
+        return Problem(status, described, tuple(headers), error.body, kind)
+    return Problem(status, described, tuple(headers))
 
 
 def unknown_path(message: str) -> Problem:
     """Nothing is served at the path asked for; ``message`` says what is there instead."""
     return _routing_problem(404, message, "not_found")
+
+
+def settings_refused(problems: Sequence[str]) -> Problem:
+    """Settings that cannot be used; nothing was changed. ``problems`` are all their mistakes."""
+    message = "The settings were not changed: " + "; ".join(problems)
+    error = _error_object(message, "invalid_request_error", None, "invalid_settings")
+    error["problems"] = list(problems)
+    return Problem(400, error, ((b"x-sluice-reason", b"invalid_settings"),))
 
 
 def method_refused(method: str, allowed: str) -> Problem:

@@ -6,17 +6,16 @@ in ``response_items``.
 """
 
 from dataclasses import replace
-from functools import partial
 
 from sluice.core.errors import InvalidRequest, SluiceError
 from sluice.core.sampling import Sampling
 from sluice.runtime.generation import Call, ChatPrompt, ChoiceEnded, Delta, Finished, OutputFormat
 from sluice.server.exchange import Exchange
-from sluice.server.merged import generating
 from sluice.server.messages import check_messages, text_of, tool_choice_of, tools_of
 from sluice.server.options import call_for, check_ranges, schema_format
 from sluice.server.ports import Gateway, Generation
 from sluice.server.problems import problem_of
+from sluice.server.relay import Surface, serve_call
 from sluice.server.response_items import Draft, ResponseEvents
 from sluice.server.sse import answer_headers, complete_pieces, encode_json, stream
 from sluice.server.stamp import Stamp
@@ -28,20 +27,24 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 async def responses(exchange: Exchange, gateway: Gateway, stamp: Stamp) -> None:
     """Answer one response request."""
-    request, call = await exchange.understood(partial(_understand, exchange))
-    async with generating(exchange, gateway, [call]) as generation:
-        draft = Draft(stamp.answered_by(generation), _settings(request))
-        if request.stream:
-            await _stream(exchange, generation, ResponseEvents(draft))
-        else:
-            body = await _whole(generation, draft)
-            await exchange.reply(200, body, answer_headers(generation))
+    await serve_call(exchange, gateway, stamp, Surface(_understand, _answer))
 
 
-def _understand(exchange: Exchange, body: bytes) -> tuple[ResponsesRequest, Call]:
+def _understand(exchange: Exchange, body: bytes) -> tuple[ResponsesRequest, list[Call]]:
     request = decode(decode_responses, body)
     exchange.model = request.model
-    return request, call_of(request, exchange)
+    return request, [call_of(request, exchange)]
+
+
+async def _answer(
+    exchange: Exchange, generation: Generation, stamp: Stamp, request: ResponsesRequest
+) -> None:
+    draft = Draft(stamp, _settings(request))
+    if request.stream:
+        await _stream(exchange, generation, ResponseEvents(draft))
+    else:
+        body = await _whole(generation, draft)
+        await exchange.reply(200, body, answer_headers(generation))
 
 
 async def _stream(exchange: Exchange, generation: Generation, events: ResponseEvents) -> None:

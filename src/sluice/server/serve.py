@@ -23,6 +23,8 @@ from sluice.config.units import listen_address
 from sluice.core.errors import ConfigError, InvalidRequest, Overloaded
 from sluice.server.exchange import AsgiApp
 from sluice.server.problems import Problem, problem_of
+from sluice.server.tls import Identity
+from sluice.server.transport import Transport
 
 _BACKLOG = 2048
 # Longer than the 5 s after which the usual clients drop idle connections themselves, so that they
@@ -32,6 +34,8 @@ _HEAD_S_MAX = 15.0
 _CLOSE_S_MAX = 5
 # A refused body is read to its end, so that the client gets to see the refusal, up to this size.
 _DISCARDED_BYTES_MAX = 64 * 1024**2
+# Each header costs work of its own, however short it is.
+_HEADERS_MAX = 256
 # Requests that a client may send on one connection before the first of them is answered.
 _PIPELINED_MAX = 32
 _FILES_RESERVED = 256
@@ -65,10 +69,10 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def address_of(listener: socket.socket) -> str:
+def address_of(listener: socket.socket, scheme: str = "http") -> str:
     """The base address of a bound socket, ``http://HOST:PORT``."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -77,7 +81,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 async def serve(
-    app: AsgiApp, section: ServerSection, listener: socket.socket, stop: asyncio.Event
+    app: AsgiApp, transport: Transport, listener: socket.socket, stop: asyncio.Event
 ) -> None:
     """Serve on a bound socket until ``stop`` is set, then close it and what is still open.
 
@@ -85,8 +89,9 @@ async def serve(
     finish drain the gateway first. Signals are the caller's business.
     """
     _raise_file_limit()
-    server = _Server(_uvicorn_config(app, section))
+    server = _Server(_uvicorn_config(app, transport), transport.identity)
     loop = asyncio.get_running_loop()
+    transport.on_drain = server.end_unfinished
     running = loop.create_task(server.serve(sockets=[listener]))
     stopped = loop.create_task(stop.wait())
     try:
@@ -97,9 +102,9 @@ async def serve(
         await running
 
 
-def _uvicorn_config(app: AsgiApp, section: ServerSection) -> uvicorn.Config:
+def _uvicorn_config(app: AsgiApp, transport: Transport) -> uvicorn.Config:
     def protocol(**arguments: Any) -> Protocol:
-        return Protocol(section.header_bytes_max, **arguments)
+        return Protocol(transport.header_bytes_max, transport.connections_max, **arguments)
 
     return uvicorn.Config(
         app,
@@ -119,6 +124,40 @@ def _uvicorn_config(app: AsgiApp, section: ServerSection) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
+    """uvicorn's server without its signals, and with a bound on the time of a TLS handshake."""
+
+    def __init__(self, config: uvicorn.Config, identity: Identity | None) -> None:
+        super().__init__(config)
+        self._identity = identity
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. uvicorn would wait for a handshake as long as the event loop does."""
+        await super().startup(sockets=sockets if self._identity is None else [])
+        if self._identity is None:
+            return
+        loop = asyncio.get_running_loop()
+        for listener in sockets or []:
+            opened = await loop.create_server(
+                self._new_protocol,
+                sock=listener,
+                ssl=self._identity.context,
+                ssl_handshake_timeout=_HEAD_S_MAX,
+                ssl_shutdown_timeout=_CLOSE_S_MAX / 2,
+                backlog=_BACKLOG,
+            )
+            self.servers.append(opened)
+
+    def end_unfinished(self) -> None:
+        """Refuse all requests whose bodies are still coming."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Protocol):
+                connection.end_unfinished()
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the command that runs the server."""
@@ -135,9 +174,10 @@ class Protocol(HttpToolsProtocol):
     is not the app's: for a head, for the rest of a refused body, between requests.
     """
 
-    def __init__(self, header_bytes_max: int, **arguments: Any) -> None:
+    def __init__(self, header_bytes_max: int, connections_max: int, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._header_bytes_max = header_bytes_max
+        self._connections_max = min(connections_max, _connections_possible())
         self._head_bytes: int | None = 0  # None while a body is being received
         self._framing_bytes = 0  # since the last part of the body: trailers, chunk sizes
         self._trailer_bytes = 0
@@ -146,13 +186,15 @@ class Protocol(HttpToolsProtocol):
         self._unanswered: list[Any] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock of the first request head; refuse beyond the limit of open files."""
+        """Start the clock of the first request head; refuse beyond the limit of connections."""
         super().connection_made(transport)
         opened = transport.get_extra_info("socket")
         if opened is not None and opened.family != socket.AF_UNIX:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self.connections) > _connections_max():
-            self._answer_and_close(_too_many_connections(len(self.connections)))
+        if len(self.connections) > self._connections_max:
+            self._answer_and_close(
+                _too_many_connections(len(self.connections), self._connections_max)
+            )
         else:
             self._wait(_HEAD_S_MAX)
 
@@ -235,6 +277,9 @@ class Protocol(HttpToolsProtocol):
         self._stop_waiting()
         if self._head_bytes is not None and self._head_bytes > self._header_bytes_max:
             self._check_head()
+        if len(self.headers) > _HEADERS_MAX:
+            self._refuse_head()
+            raise ValueError("too many headers")  # stops the parser
         self._head_bytes = None
         self._framing_bytes = self._trailer_bytes = 0
         super().on_headers_complete()
@@ -267,11 +312,16 @@ class Protocol(HttpToolsProtocol):
             self._unset_keepalive_if_required()
             self._wait(_IDLE_S_MAX if self._head_bytes is not None else _HEAD_S_MAX)
 
+    def end_unfinished(self) -> bool:
+        """Refuse a request whose body is still coming; says whether there was one."""
+        found = any(one.more_body and not one.response_started for one in self._unanswered)
+        if found:
+            self._answer_and_close(_stopping())
+        return found
+
     def shutdown(self) -> None:
         """Close at once where nothing is being answered, a body that is still coming included."""
-        if any(one.more_body and not one.response_started for one in self._unanswered):
-            self._answer_and_close(_stopping())
-        else:
+        if not self.end_unfinished():
             super().shutdown()
             # Where the client does not read, sending would be waited for until it is cancelled.
             self._wait(_CLOSE_S_MAX / 2)
@@ -288,7 +338,8 @@ class Protocol(HttpToolsProtocol):
             raise ValueError("request head over its limit")  # stops the parser
 
     def _refuse_head(self) -> None:
-        told = f"The request head is over the limit of {self._header_bytes_max} bytes."
+        bounds = f"{self._header_bytes_max} bytes and {_HEADERS_MAX} headers"
+        told = f"The request head is over the limit of {bounds}."
         error = InvalidRequest(told, param="headers", code="headers_too_large")
         self._answer_and_close(problem_of(error), 431)
 
@@ -335,13 +386,13 @@ class Protocol(HttpToolsProtocol):
         self._wait(_CLOSE_S_MAX)
 
 
-def _connections_max() -> int:
+def _connections_possible() -> int:
     """Connections that leave file descriptors for everything else."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, soft - _FILES_RESERVED)
 
 
-def _too_many_connections(count: int) -> Problem:
+def _too_many_connections(count: int, connections_max: int) -> Problem:
     message = "Too many connections are open; close idle ones."
     return problem_of(
         Overloaded(
@@ -349,7 +400,7 @@ def _too_many_connections(count: int) -> Problem:
             status=503,
             reason="connections",
             measured=count,
-            threshold=_connections_max(),
+            threshold=connections_max,
             retry_after_s=1.0,
         )
     )

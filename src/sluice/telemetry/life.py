@@ -13,6 +13,7 @@ from sluice.core.admission import REASONS
 from sluice.core.request import Phase
 from sluice.telemetry.journal import Entry, JournalReader
 from sluice.telemetry.records import (
+    AttemptFailed,
     FirstToken,
     RequestArrived,
     RequestDegraded,
@@ -36,9 +37,10 @@ class Decision:
     """What the fleet decided about the request, and the numbers behind it.
 
     A dispatch has ``replica``, ``attempt`` and ``scores``, and where the request had to wait what
-    was predicted for that and how long it was; a refusal ``status``, ``reason``, ``measured``,
-    ``threshold``, their ``unit`` and ``retry_after_s``; a degradation its ``rung`` with
-    ``output_tokens_max``, or with the ``model`` it is given to and the two numbers compared.
+    was predicted for that and how long it was; an attempt that failed ``replica``, ``attempt`` and
+    ``error``; a refusal ``status``, ``reason``, ``measured``, ``threshold``, their ``unit`` and
+    ``retry_after_s``; a degradation its ``rung`` with ``output_tokens_max``, or with the ``model``
+    it is given to and the two numbers compared.
     """
 
     at_ns: int
@@ -56,6 +58,7 @@ class Decision:
     output_tokens_max: int | None = None
     model: str = ""
     unit: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +245,9 @@ def _add(life: Life, entry: Entry, arrived_ns: int) -> None:
                 predicted_wait_ns=record.predicted_wait_ns,
                 waited_ns=record.waited_ns,
             )
+            life.decisions.append(made)
+        case AttemptFailed(id=life.id):
+            made = Decision(at_ns, record.replica, record.attempt, error=record.error)
             life.decisions.append(made)
         case RequestDegraded(id=life.id):
             made = Decision(

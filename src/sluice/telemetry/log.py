@@ -1,15 +1,20 @@
 """Set-up of the standard library's logging: lines of text or of JSON on standard error.
 
 Called once per process by ``wiring`` and by the replica process. Modules log facts with
-``logging.getLogger(__name__)``; prompt and output text is never passed to a logger.
+``logging.getLogger(__name__)``; prompt and output text is never passed to a logger. The words of an
+exception may quote them, so that only its type and its place are written; what the system says of a
+file or a socket is.
 """
 
 import json
 import logging
 import sys
 import traceback
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
+
+_log = logging.getLogger(__name__)
 
 Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
@@ -83,6 +88,23 @@ def _extras(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _traceback(record: logging.LogRecord) -> list[str]:
-    if not record.exc_info or record.exc_info[0] is None:
-        return []
-    return traceback.format_exception(*record.exc_info)
+    return list(_places(record.exc_info[1])) if record.exc_info else []
+
+
+def _places(error: BaseException | None) -> Iterator[str]:
+    """Where an exception came from and of which type it is, after those that it came from."""
+    if error is None:
+        return
+    if error.__cause__ is not None or not error.__suppress_context__:
+        yield from _places(error.__cause__ or error.__context__)
+    yield "Traceback (most recent call last):\n"
+    yield from traceback.format_list(traceback.extract_tb(error.__traceback__))
+    yield type(error).__name__ + (f": {error}" if isinstance(error, OSError) else "") + "\n"
+
+
+def unhandled(_loop: object, context: Mapping[str, Any]) -> None:
+    """Write what an event loop could not give to anybody; for ``loop.set_exception_handler``.
+
+    The loop's own way would write the words of the exception.
+    """
+    _log.error("in the event loop: %s", context.get("message"), exc_info=context.get("exception"))

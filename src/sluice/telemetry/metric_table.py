@@ -141,6 +141,11 @@ METRICS: tuple[Metric, ...] = (
     _counter("sluice_preemptions_total", _MODEL, "Sequences that lost their KV blocks."),
     _counter("sluice_prefix_query_tokens_total", _MODEL, "Tokens looked up in prefix caches."),
     _counter("sluice_prefix_hit_tokens_total", _MODEL, "Tokens found in prefix caches."),
+    _counter(
+        "sluice_attempts_failed_total",
+        (*_REPLICA, "outcome"),
+        "Requests that a remote replica gave no whole answer to, some of which went elsewhere.",
+    ),
     _counter("sluice_replica_losses_total", _REPLICA, "Times a replica was lost."),
     _counter("sluice_journal_dropped_total", (), "Journal records that could not be written."),
     _gauge("sluice_requests_in_flight", _MODEL, "Accepted requests that have not ended."),
@@ -164,6 +169,8 @@ METRICS: tuple[Metric, ...] = (
     _gauge("sluice_kv_blocks_cached", _REPLICA, "KV blocks in the prefix cache."),
     _gauge("sluice_kv_blocks_max", _REPLICA, "KV blocks of the pool."),
     _gauge("sluice_replica_state", (*_REPLICA, "state"), "1 for the state a replica is in."),
+    _gauge("sluice_replica_seats", _REPLICA, "Sequences that a replica is given at a time."),
+    _gauge("sluice_replica_breaker_open", _REPLICA, "1 while a remote replica gets nothing."),
     _gauge("sluice_replica_report_age_seconds", _REPLICA, "Age of the latest load report."),
     _gauge("sluice_build_info", ("version",), "Always 1; the label says which version runs."),
 )  # fmt: skip

@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import Metric as Family
 
 import sluice
 from sluice.core.admission import REASONS
+from sluice.core.breaker import BreakerState
 from sluice.core.events import Report
 from sluice.core.fleet_replica import ReplicaView
 from sluice.core.lifecycle import ReplicaState
@@ -134,6 +135,13 @@ class Metrics:
         """A rung of the ladder of a request for this model was taken."""
         self._add("sluice_degradations_total", (model, rung), 1)
 
+    def know_classes(self, slo_classes: Sequence[str]) -> None:
+        """Further names of classes. Those that are gone keep their counts."""
+        self._classes = tuple(dict.fromkeys((*self._classes, *slo_classes)))
+        for name, counts in self._counts.items():
+            for key in _known_keys(self._table[name], sorted(self._models), self._classes):
+                counts.setdefault(key, 0.0)
+
     def outcome(self, model: str, slo_class: str, outcome: Outcome) -> None:
         """What became of a request of a class, empty for none."""
         name = (slo_class or NO_CLASS) if slo_class in {"", *self._classes} else OTHER
@@ -205,6 +213,10 @@ class Metrics:
     def replica_lost(self, replica_id: str, model: str) -> None:
         """A replica was lost."""
         self._add("sluice_replica_losses_total", (model, replica_id), 1)
+
+    def attempt_failed(self, replica_id: str, model: str, outcome: str) -> None:
+        """A remote replica gave no whole answer to a request."""
+        self._add("sluice_attempts_failed_total", (model, replica_id, outcome), 1)
 
     def _known(self, model: str | None) -> str:
         return model if model is not None and model in self._models else OTHER
@@ -312,6 +324,14 @@ def _pool_gauges(pool: PoolView) -> dict[str, float]:
 
 
 def _replica_gauges(replica: ReplicaView, pool: PoolView) -> dict[str, float]:
+    return {
+        "replica_seats": replica.seats,
+        "replica_breaker_open": replica.breaker is BreakerState.OPEN,
+        **_report_gauges(replica, pool),
+    }
+
+
+def _report_gauges(replica: ReplicaView, pool: PoolView) -> dict[str, float]:
     report = replica.report
     if report is None:
         # Every series exists from the first scrape on; a ready replica's pool is known already.

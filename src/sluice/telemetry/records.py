@@ -70,6 +70,19 @@ class RequestDispatched(Record, frozen=True):
     waited_ns: int | None = None
 
 
+class AttemptFailed(Record, frozen=True):
+    """A remote replica gave no whole answer to the request; ``outcome`` says of what kind that is.
+
+    What became of the request then is told by the records that follow.
+    """
+
+    id: str
+    replica: str
+    attempt: int
+    outcome: str
+    error: str
+
+
 class RequestDegraded(Record, frozen=True):
     """A rung of the request's ladder was taken.
 
@@ -230,6 +243,7 @@ class Gap(Record, frozen=True):
 AnyRecord = (
     RequestArrived
     | RequestDispatched
+    | AttemptFailed
     | RequestDegraded
     | RequestRejected
     | RequestRefused

@@ -21,8 +21,10 @@ from sluice.runtime.generation import (
     Piece,
     Readiness,
     Refused,
+    Relaying,
     Terms,
 )
+from sluice.runtime.streams import Relay
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Script:
 
     ``before`` runs before the call is admitted: waits, or an exception that refuses it. ``steps``
     are the pieces, with waits between them; an exception among them is raised from the iteration.
-    ``waits`` run between its admission and its coming to a replica, like ``before``.
+    ``waits`` run between its admission and its coming to a replica, like ``before``. ``relay`` is
+    what a remote engine answers.
     """
 
     steps: Sequence[Step]
@@ -57,6 +60,7 @@ class Script:
     replica: str = "replica-0"
     terms: Terms = field(default_factory=Terms)
     waits: Sequence[Pause | Hold | Exception] = ()
+    relay: Relay | None = None
 
 
 @dataclass
@@ -107,7 +111,9 @@ class FakeGateway:
         models: Sequence[str] = ("tiny",),
         readiness: Readiness | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        relaying: Relaying = Relaying(),
     ) -> None:
+        self.relaying = relaying
         self.script = script or (lambda call: speak(call, "Hello", " world", "."))
         self.recorded = Recorded()
         self.allowances: dict[str, Allowance] = {}
@@ -115,7 +121,7 @@ class FakeGateway:
         self._models = tuple(ModelCard(name, 1_700_000_000, 2048) for name in models)
         self._sleep = sleep
 
-    def check_together(self, calls: Sequence[Call]) -> None:
+    async def check_together(self, calls: Sequence[Call]) -> None:
         """Take any calls."""
 
     async def generate(self, call: Call) -> "FakeGeneration":
@@ -174,6 +180,7 @@ class FakeGeneration:
     ) -> None:
         self._call, self._script, self._recorded, self._wait = call, script, recorded, wait
         self._over = False
+        self.relay = script.relay
         self.model = script.model or call.model
         self.replica = script.replica
         self.terms = script.terms

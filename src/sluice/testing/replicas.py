@@ -29,7 +29,7 @@ from sluice.core.roster import BatchingLimits, BatchingPolicy
 from sluice.core.sampling import Sampling
 from sluice.core.step import Plan
 from sluice.executors.base import StepExecutor, check_plan
-from sluice.runtime.virtual import GREEDY, VirtualDriver
+from sluice.runtime.virtual import GREEDY, STEP_BY_STEP, Stretching, VirtualDriver
 from sluice.testing.executors import FakeExecutor
 from sluice.testing.ledgers import check_ledger
 
@@ -54,13 +54,13 @@ class ReplicaRun:
         executor: StepExecutor | None = None,
         cost: CostModel | None = None,
         end_tokens: frozenset[int] = frozenset(),
-        stretch_steps_max: int = 0,
+        stretching: Stretching = STEP_BY_STEP,
     ) -> None:
         self.replica = Replica(limits, cost or FixedCostModel(Coefficients()))
         self.executor = executor or FakeExecutor(executor_limits(limits))
         self.executor.load()
         self.driver = VirtualDriver(
-            end_tokens=end_tokens, observe=self._observe, stretch_steps_max=stretch_steps_max
+            end_tokens=end_tokens, observe=self._observe, stretching=stretching
         )
         self.driver.add(REPLICA_ID, self.replica, self.executor)
         self.tokens: dict[SequenceId, list[int]] = defaultdict(list)

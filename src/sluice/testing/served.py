@@ -15,10 +15,13 @@ from typing import TypeVar
 
 from sluice.config.sections import ServerSection
 from sluice.server.app import create_app
+from sluice.server.bodies import Bodies
+from sluice.server.exchange import AsgiApp
 from sluice.server.limits import Limits
-from sluice.server.ports import Gateway
+from sluice.server.ports import Gateway, Operations
 from sluice.server.serve import address_of, bind, new_event_loop, serve
 from sluice.server.stamp import Sources
+from sluice.server.transport import Transport
 
 Result = TypeVar("Result")
 CREATED_S = 1_750_000_000
@@ -32,6 +35,7 @@ class Served:
     host: str
     port: int
     loop: asyncio.AbstractEventLoop
+    transport: Transport
 
     def call(self, work: Callable[[], Awaitable[Result]], timeout_s: float = 10.0) -> Result:
         """Run a coroutine on the server's loop and wait for its result."""
@@ -54,9 +58,15 @@ class Served:
 
 @contextmanager
 def served(
-    gateway: Gateway, section: ServerSection | None = None, limits: Limits | None = None
+    gateway: Gateway,
+    section: ServerSection | None = None,
+    limits: Limits | None = None,
+    operations: Operations | None = None,
 ) -> Iterator[Served]:
-    """Serve a gateway on a free loopback port while the context is open."""
+    """Serve a gateway on a free loopback port while the context is open.
+
+    ``limits`` replaces those that the section gives.
+    """
     section = section or ServerSection(listen="127.0.0.1:0")
     ids = itertools.count(1)
     sources = Sources(
@@ -65,18 +75,26 @@ def served(
         new_id=lambda: f"call{next(ids):04d}",
         version="test",
     )
-    app = create_app(gateway, section, sources, limits)
+    bodies = Bodies(limits or Limits.of(section))
+    app = create_app(gateway, section, sources, operations=operations, bodies=bodies)
+    with served_app(app, section, Transport.of(section)) as running:
+        yield running
+
+
+@contextmanager
+def served_app(app: AsgiApp, section: ServerSection, transport: Transport) -> Iterator[Served]:
+    """Serve an app at the address of the section while the context is open."""
     listener = bind(section)
     host, port = listener.getsockname()[:2]
     loop = new_event_loop()
     stop = asyncio.Event()
-    url = address_of(listener)
+    url = address_of(listener, transport.scheme)
     thread = threading.Thread(
-        target=lambda: loop.run_until_complete(serve(app, section, listener, stop)), daemon=True
+        target=lambda: loop.run_until_complete(serve(app, transport, listener, stop)), daemon=True
     )
     thread.start()
     try:
-        yield Served(url, host, port, loop)
+        yield Served(url, host, port, loop, transport)
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(timeout=20)

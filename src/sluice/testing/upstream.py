@@ -9,9 +9,9 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Self, cast
+from typing import Self, assert_never, cast
 
 from sluice.executors.http_pool import Address
 
@@ -47,8 +47,16 @@ class Reset:
     """End the connection as a crash does."""
 
 
-Act = Send | Wait | Hold | Close | Reset
-Script = Sequence[Act]
+@dataclass(frozen=True, slots=True)
+class Until:
+    """Write nothing until this is set, or until the peer is gone."""
+
+    event: asyncio.Event
+
+
+Act = Send | Wait | Hold | Until | Close | Reset
+# A generator may decide as it goes; it is closed when its last act is done or its peer is gone.
+Script = Iterable[Act]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,21 +273,32 @@ class _Peer(asyncio.Protocol):
         return Received(method, path, headers, body)
 
     async def _perform(self, script: Script) -> None:
-        for act in script:
-            if self._transport is None:
-                return
-            match act:
-                case Send(raw):
-                    self._transport.write(raw)
-                    await self._writable.wait()
-                case Wait(wait_s):
-                    await asyncio.sleep(wait_s)
-                case Hold():
-                    await self._upstream._hold()  # noqa: SLF001
-                case Close():
-                    self._transport.close()
-                case Reset():
-                    self.reset()
+        try:
+            for act in script:
+                if self._transport is None:
+                    return
+                await self._do(act, self._transport)
+        finally:
+            if isinstance(script, Generator):
+                script.close()
         self._task = None
         if self._buffer:
             self.data_received(b"")
+
+    async def _do(self, act: Act, transport: asyncio.Transport) -> None:
+        match act:
+            case Send(raw):
+                transport.write(raw)
+                await self._writable.wait()
+            case Wait(wait_s):
+                await asyncio.sleep(wait_s)
+            case Hold():
+                await self._upstream._hold()  # noqa: SLF001
+            case Until(event):
+                await event.wait()
+            case Close():
+                transport.close()
+            case Reset():
+                self.reset()
+            case _:
+                assert_never(act)

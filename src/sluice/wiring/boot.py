@@ -8,11 +8,14 @@ from sluice.config.sections import JournalSection, ModelSection
 
 
 class ReplicaBoot(msgspec.Struct, frozen=True):
-    """What a replica process is told at its start. Nothing secret: it stands on a command line."""
+    """What a replica process is told at its start. Nothing secret: it stands on a command line.
+
+    ``folder`` is ``None`` where the model is simulated.
+    """
 
     replica_id: str
     model: str
-    folder: Path
+    folder: Path | None
     threads: int | None
     section: ModelSection
     journal: JournalSection

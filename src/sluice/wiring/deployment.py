@@ -6,21 +6,33 @@ Reads settings and facts of models. Nothing secret may get in here: no key, no t
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
 import sluice
 from sluice.config.sections import ModelSection
 from sluice.runtime.model_folder import ModelFolder
+from sluice.wiring.simulated import SimulatedModel
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """A model that is on this disk in the form that replicas load."""
+    """A model that is on this disk in the form that replicas load, or that is simulated."""
 
     name: str
     section: ModelSection
-    folder: ModelFolder
+    folder: ModelFolder | SimulatedModel
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether nothing computes it."""
+        return isinstance(self.folder, SimulatedModel)
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is on this disk, ``None`` where it is simulated."""
+        return None if isinstance(self.folder, SimulatedModel) else self.folder.path.absolute()
 
     @property
     def context_tokens_max(self) -> int:
@@ -56,12 +68,13 @@ def deployment(models: Sequence[PreparedModel]) -> dict[str, str]:
 
 def _described(model: PreparedModel) -> str:
     section = model.section
+    sequences = "usual" if section.sequences_max is None else section.sequences_max
     settings = msgspec.json.encode(section, order="deterministic")
     kv_pool = "sized at load" if section.kv_bytes is None else f"{section.kv_bytes} bytes"
     return (
         f"fingerprint {model.fingerprint}, settings {_digest(settings)}, numerics "
         f"{section.numerics}, context {model.context_tokens_max} tokens, KV pool {kv_pool}, "
-        f"{section.sequences_max} sequences, {section.replicas.min} replicas"
+        f"{sequences} sequences, {section.replicas.min} replicas"
     )
 
 

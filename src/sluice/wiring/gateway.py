@@ -13,30 +13,45 @@ from datetime import UTC, datetime
 from functools import partial
 
 from sluice.catalog.catalogue import Catalogue
+from sluice.cluster.calls import AnyModel
 from sluice.cluster.classes import ServiceClasses
 from sluice.cluster.fleet_driver import FleetDriver, Launch
 from sluice.cluster.gateway import LocalGateway
 from sluice.cluster.local import Patience, ReplicaListener, ReplicaProcess
 from sluice.cluster.observer import Observer
+from sluice.cluster.remote_model import RemoteModel
 from sluice.cluster.served import ServedModel
 from sluice.config.sections import CatalogueSection, JournalSection, ModelSection, TenantSection
 from sluice.config.settings import Settings
+from sluice.core.events import Reconfigured
 from sluice.core.fleet import Fleet
-from sluice.core.pools import PoolLimits
-from sluice.core.tenants import TenantLimits
+from sluice.core.limits import PoolLimits, TenantLimits
 from sluice.executors.openvino_ir import prepare_ir
 from sluice.runtime.clock import monotonic_ns, wall_s
 from sluice.runtime.generation import ModelCard
 from sluice.runtime.grammar_trial import GrammarTrial
-from sluice.runtime.model_folder import read_model_folder
+from sluice.runtime.model_folder import ModelFolder, read_model_folder
 from sluice.runtime.prepare import prepare_model
 from sluice.runtime.templates import ChatTemplate
-from sluice.runtime.tokenizing import Tokenizer
+from sluice.runtime.tokenizing import TextTokens, Tokenizer
+from sluice.runtime.word_pieces import WordPieces
 from sluice.telemetry.metrics import Metrics
 from sluice.wiring.boot import ReplicaBoot
+from sluice.wiring.defaults import models_of
 from sluice.wiring.deployment import PreparedModel, deployment
 from sluice.wiring.journal import open_journal
+from sluice.wiring.remote import (
+    RemoteIds,
+    relaying,
+    remote_deployment,
+    remote_launches,
+    remote_limits,
+    remote_model,
+)
+from sluice.wiring.simulated import SimulatedModel, is_simulated, simulated_model
 
+# The program of a replica process, of a model that is computed and of one that is simulated.
+_PROGRAMS = ("sluice.wiring.replica", "sluice.wiring.simulated_replica")
 # Called with what is being done, the bytes done and, if known, all bytes.
 Progress = Callable[[str, int, int | None], None]
 
@@ -52,6 +67,11 @@ def prepare(
     catalogue = Catalogue(section)
     prepared = []
     for name, model in models.items():
+        if model.is_remote:
+            continue
+        if is_simulated(model):
+            prepared.append(PreparedModel(name, model, simulated_model(model)))
+            continue
         found = catalogue.fetch(model.source, partial(progress, f"fetching {name}"))
         write_graph = partial(prepare_ir, progress=tell)
         path = prepare_model(found.path, section.prepared_dir, write_graph, tell)
@@ -60,37 +80,68 @@ def prepare(
 
 
 def make_gateway(settings: Settings, models: tuple[PreparedModel, ...]) -> LocalGateway:
-    """A gateway over replica processes, not started yet."""
-    replicas = {
+    """A gateway over replica processes and remote engines, not started yet.
+
+    ``models`` are those that run here.
+    """
+    sections = models_of(settings)
+    here = {model.name: model for model in models}
+    processes = {
         f"{model.name}-{number}": model
         for model in models
         for number in range(model.section.replicas.min)
     }
+    trial = GrammarTrial()
+    served: dict[str, AnyModel] = {}
+    launches: dict[str, Launch] = dict.fromkeys(processes, _launch(processes, settings.journal))
+    model_of = {replica_id: model.name for replica_id, model in processes.items()}
+    for name, section in sections.items():
+        if section.is_remote:
+            remote = remote_model(name, section, settings)
+            engines = remote_launches(RemoteIds().of(name, section), section, remote)
+            served[name] = remote
+            launches |= engines
+            model_of |= dict.fromkeys(engines, name)
+        else:
+            served[name] = _served(here[name], settings, trial)
+    told = deployment(models) | remote_deployment(sections)
+    observer = _observer(settings, list(sections), told)
+    fleet = Fleet(
+        pools_of(sections, model_of),
+        chance=random.SystemRandom(),
+        tenants=tenant_limits(settings.tenants),
+    )
+    driver = FleetDriver(
+        fleet=fleet,
+        models=served,
+        replicas=model_of,
+        launch=lambda replica_id, listener: launches[replica_id](replica_id, listener),
+        observer=observer,
+        clock=monotonic_ns,
+    )
+    return LocalGateway(driver, served, observer, relaying(sections))
+
+
+def pools_of(
+    sections: Mapping[str, ModelSection], model_of: Mapping[str, str]
+) -> tuple[PoolLimits, ...]:
+    """What the fleet holds to for each model; ``model_of`` are the models of replicas."""
+    return tuple(
+        pool_limits(name, section, [one for one, of in model_of.items() if of == name])
+        for name, section in sections.items()
+    )
+
+
+def _observer(settings: Settings, models: Sequence[str], told: Mapping[str, str]) -> Observer:
     journal = open_journal(settings.journal, "gateway")
     metrics = Metrics(
-        [model.name for model in models],
+        models,
         slo_classes=list(settings.slo),
         buckets=settings.metrics.buckets,
         vllm_aliases=settings.metrics.vllm_aliases,
         journal_dropped=(lambda: journal.dropped) if journal is not None else (lambda: 0),
     )
-
-    pools = [
-        pool_limits(model.name, model.section, [one for one, of in replicas.items() if of is model])
-        for model in models
-    ]
-    trial = GrammarTrial()
-    served = {model.name: _served(model, settings, trial) for model in models}
-    observer = Observer(metrics, journal, monotonic_ns, deployment(models))
-    driver = FleetDriver(
-        fleet=Fleet(pools, chance=random.SystemRandom(), tenants=tenant_limits(settings.tenants)),
-        models=served,
-        replicas={replica_id: model.name for replica_id, model in replicas.items()},
-        launch=_launch(replicas, settings.journal),
-        observer=observer,
-        clock=monotonic_ns,
-    )
-    return LocalGateway(driver, served, observer)
+    return Observer(metrics, journal, monotonic_ns, told)
 
 
 def _launch(replicas: Mapping[str, PreparedModel], journal: JournalSection) -> Launch:
@@ -102,12 +153,12 @@ def _launch(replicas: Mapping[str, PreparedModel], journal: JournalSection) -> L
         boot = ReplicaBoot(
             replica_id=replica_id,
             model=model.name,
-            folder=model.folder.path.absolute(),
+            folder=model.path,
             threads=model.section.threads or threads,
             section=model.section,
             journal=journal,
         )
-        command = (sys.executable, "-m", "sluice.wiring.replica", boot.to_json())
+        command = (sys.executable, "-m", _PROGRAMS[model.is_simulated], boot.to_json())
         patience = Patience(model.section.load_s_max, model.section.silence_s_max)
         return ReplicaProcess(replica_id, command, listener, patience)
 
@@ -116,7 +167,7 @@ def _launch(replicas: Mapping[str, PreparedModel], journal: JournalSection) -> L
 
 def _threads_each(replicas: int) -> int | None:
     """Processor threads of one replica: all of one's own choice, or an equal share of several."""
-    if replicas == 1:
+    if replicas <= 1:
         return None
     return max(1, len(os.sched_getaffinity(0)) // replicas)
 
@@ -135,6 +186,8 @@ def pool_limits(name: str, section: ModelSection, replica_ids: Sequence[str]) ->
         utilisation=section.utilisation,
         headroom=section.headroom,
         aging_ns=None if aging_s is None else round(aging_s * 1e9),
+        weights=tuple(one.weight for one in section.urls),
+        remote=remote_limits(section) if section.is_remote else None,
     )
 
 
@@ -152,6 +205,12 @@ def tenant_limits(tenants: Mapping[str, TenantSection]) -> list[TenantLimits]:
     ]
 
 
+def _tokenizer(folder: ModelFolder | SimulatedModel) -> TextTokens:
+    if isinstance(folder, SimulatedModel):
+        return WordPieces(folder.facts)
+    return Tokenizer.load(folder)
+
+
 def _served(model: PreparedModel, settings: Settings, trial: GrammarTrial) -> ServedModel:
     card = ModelCard(
         id=model.name,
@@ -161,9 +220,36 @@ def _served(model: PreparedModel, settings: Settings, trial: GrammarTrial) -> Se
     )
     return ServedModel(
         card=card,
-        tokenizer=Tokenizer.load(model.folder),
+        tokenizer=_tokenizer(model.folder),
         template=ChatTemplate(model.folder.facts, lambda: datetime.now(UTC)),
         classes=ServiceClasses(settings.slo, settings.tenants, model.section.slo),
         new_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
         trial=trial,
     )
+
+
+def reconfigure(
+    gateway: LocalGateway, settings: Settings, ids: RemoteIds, told: Mapping[str, str]
+) -> None:
+    """Let what settings say of models, classes and tenants hold while requests run.
+
+    ``ids`` are the names of the replicas of remote models until now. ``told`` are words for the
+    journal.
+    """
+    sections = models_of(settings)
+    model_of = {one.id: one.model for pool in gateway.pools() for one in pool.replicas}
+    launches: dict[str, Launch] = {}
+    for name, section in sections.items():
+        served = gateway.served(name)
+        if isinstance(served, RemoteModel):
+            wanted = ids.of(name, section)
+            model_of = {one: model for one, model in model_of.items() if model != name}
+            model_of |= dict.fromkeys(wanted, name)
+            launches |= remote_launches(wanted, section, served)
+    limits = Reconfigured(pools_of(sections, model_of), tuple(tenant_limits(settings.tenants)))
+    classes = {
+        name: ServiceClasses(settings.slo, settings.tenants, section.slo)
+        for name, section in sections.items()
+    }
+    gateway.relaying = relaying(sections)
+    gateway.reconfigure(limits, classes, lambda one, listener: launches[one](one, listener), told)

@@ -4,34 +4,28 @@
 process loads its model, says so, serves until it is drained or its channel closes, and exits.
 """
 
-import gc
 import logging
-import secrets
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from sluice.cluster.channel import ChannelClosed, ReplicaChannel
-from sluice.config.sections import ModelSection
+from sluice.config.sections import SEQUENCES_MAX_DEFAULT
 from sluice.core.costmodel import Coefficients, LinearCostModel
 from sluice.core.errors import ModelLoadError
-from sluice.core.events import ReplicaLimits
-from sluice.core.replica import Replica
-from sluice.core.roster import BatchingLimits, BatchingPolicy
 from sluice.executors.base import StepError, StepExecutor
 from sluice.executors.openvino import EngineSettings, OpenVinoExecutor
 from sluice.runtime.calibration import calibrate
 from sluice.runtime.clock import monotonic_ns
-from sluice.runtime.messages import LoadFailed, Ready
+from sluice.runtime.messages import LoadFailed
 from sluice.runtime.model_folder import ModelFolder, read_model_folder
 from sluice.runtime.outputs import TextOutputs
 from sluice.runtime.prepare import hold
-from sluice.runtime.realtime import Record, ReplicaDriver, record_nothing
-from sluice.runtime.recorder import Recorder
 from sluice.runtime.tokenizing import Tokenizer
 from sluice.telemetry import log
 from sluice.wiring.boot import ReplicaBoot
-from sluice.wiring.journal import open_journal
+from sluice.wiring.replica_life import Loaded, live
 
 _log = logging.getLogger("sluice.wiring.replica")  # as a program its name is __main__
 
@@ -39,21 +33,24 @@ _log = logging.getLogger("sluice.wiring.replica")  # as a program its name is __
 def main() -> None:
     """Run the process that ``sys.argv`` describes."""
     boot = ReplicaBoot.from_json(sys.argv[1])
+    folder = boot.folder
+    if folder is None:
+        raise ValueError(f"{boot.model} is simulated: its program is simulated_replica")
     channel = ReplicaChannel(socket.socket(fileno=int(sys.argv[2])))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway decides when to stop
     log.set_up(boot.replica_id)
     try:
-        with hold(boot.folder):
-            run(boot, channel)
+        with hold(folder):
+            run(boot, folder, channel)
     except ChannelClosed as closed:
         _log.info("replica %s ends: %s", boot.replica_id, closed)
 
 
-def run(boot: ReplicaBoot, channel: ReplicaChannel) -> None:
-    """Load the model and serve. Raises ``ChannelClosed`` when the gateway is gone."""
+def run(boot: ReplicaBoot, path: Path, channel: ReplicaChannel) -> None:
+    """Load the model at ``path`` and serve. Raises ``ChannelClosed`` when the gateway is gone."""
     start_ns = monotonic_ns()
     try:
-        folder = read_model_folder(boot.folder)
+        folder = read_model_folder(path)
         executor = make_executor(boot, folder)
         limits = executor.load()
         cost = LinearCostModel(Coefficients())
@@ -65,25 +62,7 @@ def run(boot: ReplicaBoot, channel: ReplicaChannel) -> None:
         channel.send([LoadFailed(f"{boot.model} is loaded and cannot be computed: {error}")])
         return
     outputs = TextOutputs(Tokenizer.load(folder))
-    replica = Replica(batching_limits(boot.section, limits), cost)
-    journal = open_journal(boot.journal, f"replica-{boot.replica_id}")
-    record: Record = record_nothing
-    if journal is not None:
-        recorder = Recorder(journal, boot.replica_id, secrets.token_bytes(32))
-        recorder.start(replica.limits, cost.state(), monotonic_ns())
-        record = recorder.record
-    driver = ReplicaDriver(replica, executor, outputs, channel, monotonic_ns, record)
-    # What is loaded stays: without it the collector would walk the vocabulary again and again.
-    gc.collect()
-    gc.freeze()
-    channel.send([Ready(limits, monotonic_ns() - start_ns)])
-    outputs.warm_up()
-    try:
-        driver.run()
-    finally:
-        if journal is not None:
-            journal.close()
-        executor.close()
+    live(boot, channel, Loaded(executor, limits, cost, outputs, start_ns))
 
 
 def make_executor(boot: ReplicaBoot, folder: ModelFolder) -> StepExecutor:
@@ -98,26 +77,9 @@ def make_executor(boot: ReplicaBoot, folder: ModelFolder) -> StepExecutor:
             context_tokens_max=context_tokens_max,
             numerics=section.numerics,
             kv_bytes=section.kv_bytes,
-            sequences_max=section.sequences_max,
+            sequences_max=section.sequences_max or SEQUENCES_MAX_DEFAULT,
             threads=boot.threads,
         )
-    )
-
-
-def batching_limits(section: ModelSection, limits: ReplicaLimits) -> BatchingLimits:
-    """How the replica batches, from its settings and what its executor can hold."""
-    return BatchingLimits(
-        context_tokens_max=limits.context_tokens_max,
-        block_size=limits.block_size,
-        blocks_total=limits.blocks_total,
-        sequences_max=limits.sequences_max,
-        chunk_tokens_max=section.prefill_chunk_tokens_max,
-        step_ns_max=int(section.step_s_max * 1e9),
-        policy=BatchingPolicy(section.policy),
-        static_sequences=section.static_batch,
-        prefix_cache=section.prefix_cache,
-        prefill_share=section.prefill_share,
-        kv_headroom=section.kv_headroom,
     )
 
 

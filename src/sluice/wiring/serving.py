@@ -8,17 +8,11 @@ running requests get the grace period, and everything that was started is stoppe
 import asyncio
 import gc
 import socket
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sluice import __version__
-from sluice.cluster.gateway import LocalGateway
-from sluice.config.sections import ServerSection
-from sluice.runtime.clock import monotonic_ns, wall_s
-from sluice.server.app import create_app
 from sluice.server.serve import serve
-from sluice.server.stamp import Sources
+from sluice.wiring.operations import RunningServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +24,7 @@ class Stop:
 
 
 async def run_server(
-    gateway: LocalGateway,
-    section: ServerSection,
+    running: RunningServer,
     listener: socket.socket,
     stop: Stop,
     on_ready: Callable[[], None],
@@ -41,10 +34,10 @@ async def run_server(
     ``on_ready`` is called once, when all models can be served. Raises ``ModelLoadError`` where one
     cannot be loaded.
     """
-    sources = Sources(wall_s, monotonic_ns, lambda: uuid.uuid4().hex, __version__)
-    app = create_app(gateway, section, sources)
-    close_listener = asyncio.Event()
-    serving = asyncio.create_task(serve(app, section, listener, close_listener))
+    gateway, close_listener = running.gateway, asyncio.Event()
+    serving = asyncio.create_task(
+        serve(running.app, running.transport, listener, close_listener)
+    )
     stopping = asyncio.create_task(stop.soon.wait())
     ending = asyncio.create_task(stop.now.wait())
     try:
@@ -56,7 +49,8 @@ async def run_server(
             gc.freeze()
             on_ready()
             await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
-            draining = asyncio.create_task(gateway.drain(section.grace_s))
+            running.transport.drain()
+            draining = asyncio.create_task(gateway.drain(running.section.grace_s))
             await asyncio.wait({draining, ending}, return_when=asyncio.FIRST_COMPLETED)
             draining.cancel()
         else:

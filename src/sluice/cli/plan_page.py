@@ -1,0 +1,137 @@
+"""A plan as one HTML file with plots, which loads nothing.
+
+Called by ``plan.py`` for ``--html``. Numbers come from the plan and its document; nothing is
+estimated here.
+"""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from sluice.cli.plan_report import headline, rows_of
+from sluice.cli.plots import Axes, Mark, bars, lines
+from sluice.planner.candidates import Candidates
+from sluice.planner.curves import curve_of, step_parts_s
+from sluice.planner.memory import GIB
+from sluice.planner.names import CannotPlan
+from sluice.planner.plan import Plan
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 1180px; margin: 2rem auto;
+padding: 0 1rem; }
+h1 { font-size: 1.35rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
+table { border-collapse: collapse; } td, th { padding: .25rem .8rem .25rem 0; text-align: left;
+vertical-align: top; border-bottom: 1px solid #8883; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 1.5rem; }
+svg { width: 100%; height: auto; } .wide { overflow-x: auto; } small { opacity: .75; }
+"""
+
+
+def write_page(path: Path, found: Candidates, shown: dict[str, Any]) -> None:
+    """Writes the report; ``shown`` is the plan's document with its explanations.
+
+    Raises ``CannotPlan`` where the file cannot be written.
+    """
+    try:
+        path.write_text(page(found, shown), encoding="utf-8")
+    except OSError as error:
+        raise CannotPlan(f"cannot write {path}: {error.strerror}") from None
+
+
+def page(found: Candidates, shown: dict[str, Any]) -> str:
+    """The report as HTML."""
+    best = found.best
+    title = escape(headline(best))
+    knobs = [(f"× {knob['gain']:.2f}", knob["change"]) for knob in shown["knobs"]]
+    explained = [
+        (path, _value(each["value"], each["unit"]), each["formula"], _inputs(each), each["source"])
+        for path, each in shown["explain"].items()
+    ]
+    return "\n".join(
+        (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>",
+            _table((), rows_of(best)),
+            *(f"<p>Note: {escape(note)}</p>" for note in best.notes),
+            '<div class="plots">',
+            *(f"<figure>{plot}</figure>" for plot in _plots(found)),
+            "</div><h2>What each change would do</h2>",
+            _table(("planned rate per GPU", "change"), knobs),
+            "<h2>Leaned on</h2>",
+            _table((), [(each,) for each in shown["leaned_on"]]),
+            '<h2>What each number is</h2><div class="wide"><small>',
+            _table(("number", "value", "formula", "inputs", "from"), explained),
+            "</small></div></body></html>",
+        )
+    )
+
+
+def _plots(found: Candidates) -> list[str]:
+    best = found.best
+    targets, rate = best.question.targets, best.replica.slo_rps
+    curve = curve_of(best)
+    share = f"p{targets.percentile:g}"
+    load = "requests per second of one replica"
+    at_rate = Mark("x", rate.estimate, "SLO rate", rate.low, rate.high)
+    every = [curve, *(curve_of(each) for each in found.others)]
+    return [
+        lines(
+            Axes("Time to first token against load", load, f"TTFT {share}, s"),
+            {"TTFT": [(each.rate_rps, each.ttft_s) for each in curve.moments]},
+            (Mark("y", targets.engine_ttft_s, "target"), at_rate),
+        ),
+        lines(
+            Axes("Time per token against load", load, f"TPOT {share}, ms"),
+            {"TPOT": [(each.rate_rps, 1e3 * each.tpot_s) for each in curve.moments]},
+            (Mark("y", 1e3 * targets.tpot_s, "target"), at_rate),
+        ),
+        lines(
+            Axes("Throughput against speed", f"TPOT {share}, ms", "output tokens/s of one GPU"),
+            {each.name: [(1e3 * s, tokens) for s, tokens in each.frontier()] for each in every},
+            (Mark("x", 1e3 * targets.tpot_s, "target"),),
+        ),
+        bars("Memory of one GPU", {"memory": _memory_gib(best)}, "GiB"),
+        bars(
+            "Where the time goes, at the SLO rate",
+            {
+                kind: {name: 1e3 * seconds for name, seconds in parts.items()}
+                for kind, parts in step_parts_s(best).items()
+            },
+            "ms",
+        ),
+    ]
+
+
+def _memory_gib(found: Plan) -> dict[str, float]:
+    """What takes the memory, with KV of the requests at the SLO rate and what is free beside."""
+    replica, deployment = found.replica, found.model.deployment
+    at = replica.at_slo
+    assert at is not None  # noqa: S101 - a plan without a rate is refused
+    parts = {name: value / GIB for name, value in replica.budget.lines().items()}
+    del parts["device"]
+    left = parts.pop("left for KV")
+    each = deployment.kv_bytes(found.question.load.resident_tokens) / GIB
+    used = min(left, at.concurrency / deployment.layout.groups * each)
+    return {**parts, "KV at the SLO rate": used, "KV free": left - used}
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    titles = "".join(f"<th>{escape(name)}</th>" for name in head)
+    lines_of = [
+        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
+    ]
+    return f"<table>{f'<tr>{titles}</tr>' if head else ''}{''.join(lines_of)}</table>"
+
+
+def _value(value: float | str | None, unit: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.4g} {unit}" if isinstance(value, float) else f"{value} {unit}"
+
+
+def _inputs(each: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {_value(value, '').strip()}" for name, value in each["inputs"].items()
+    )

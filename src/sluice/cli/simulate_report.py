@@ -1,0 +1,157 @@
+"""What a simulation found, as one JSON document and as lines for readers. Nothing is computed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sluice.planner.outcome import Outcome, Tally
+
+_GROUPS = ("classes", "tenants", "models")
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1e3:.3g} ms" if value < 1.0 else f"{value:.3g} s"
+
+
+def document(outcome: Outcome) -> dict[str, Any]:
+    """The outcome as plain values."""
+    whole = outcome.whole
+    return {
+        "requests": whole.requests,
+        "attainment": outcome.attainment,
+        "attainment_half_width": outcome.attainment_half_width,
+        "goodput_rps": outcome.goodput_rps,
+        "offered_rps": whole.requests / outcome.arriving_s if outcome.arriving_s else 0.0,
+        "refused": whole.refused,
+        "refused_for": dict(sorted(outcome.reasons.items())),
+        "failed": whole.failed,
+        "degraded": whole.degraded,
+        "ttft_s": whole.ttft_s.percentiles(),
+        "tpot_s": whole.tpot_s.percentiles(),
+        "e2e_s": whole.e2e_s.percentiles(),
+        "output_tokens": whole.output_tokens,
+        "replica_hours": outcome.replica_hours,
+        "preemptions": outcome.preemptions,
+        "simulated_s": outcome.simulated_s,
+        "in_fleet": {"at_half": outcome.waiting_at_half, "at_end": outcome.waiting_at_end},
+        **{group: _tallies(getattr(outcome, group)) for group in _GROUPS},
+    }
+
+
+def _tallies(tallies: Mapping[str, Tally]) -> dict[str, Any]:
+    return {
+        name: {
+            "requests": tally.requests,
+            "attainment": tally.attainment,
+            "refused": tally.refused,
+            "failed": tally.failed,
+            "degraded": tally.degraded,
+            "ttft_s": tally.ttft_s.percentiles(),
+            "tpot_s": tally.tpot_s.percentiles(),
+        }
+        for name, tally in sorted(tallies.items())
+    }
+
+
+def print_outcome(found: Mapping[str, Any]) -> None:
+    """The document for readers."""
+    console = Console(highlight=False, soft_wrap=True)
+    half = found["attainment_half_width"]
+    console.print(
+        f"[bold]{found['attainment']:.1%} of {found['requests']:,} requests met their targets"
+        f"[/bold] (± {half:.1%}), {found['goodput_rps']:.3g} of {found['offered_rps']:.3g} req/s"
+    )
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in found["refused_for"].items())
+    for name, value in (
+        ("refused", f"{found['refused']:,}{f' ({reasons})' if reasons else ''}"),
+        ("failed, degraded", f"{found['failed']:,}, {found['degraded']:,}"),
+        ("preemptions", f"{found['preemptions']:,}"),
+        ("replica hours", f"{found['replica_hours']:.3g}"),
+        ("in the fleet", "{at_half} at half, {at_end} at the last arrival".format_map(
+            found["in_fleet"])),
+        ("time", f"{found['simulated_s']:,.0f} s simulated in {found['wall_s']:.1f} s"),
+    ):  # fmt: skip
+        console.print(f"  {name:<18} {value}")
+    console.print(_table(found))
+
+
+def print_beside(found: Mapping[str, Mapping[str, Any]], notes: Sequence[str]) -> None:
+    """Several documents side by side, with the change of the last against the one before it."""
+    console = Console(highlight=False)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for name in (*found, "change"):
+        table.add_column(name, justify="right")
+    for name, shown, value_of in _BESIDE:
+        values = [value_of(one) for one in found.values()]
+        table.add_row(name, *(shown(value) for value in values), _change(*values[-2:]))
+    console.print(table)
+    for note in notes:
+        console.print(f"note: {note}", soft_wrap=True)
+
+
+def _change(before: float | None, after: float | None) -> str:
+    if before is None or after is None:
+        return "-"
+    if before == after:
+        return "="
+    return "new" if not before else f"{after / before - 1.0:+.1%}"
+
+
+def _count(value: float | None) -> str:
+    return f"{value or 0:,.0f}"
+
+
+def _share(value: float | None) -> str:
+    return f"{value or 0.0:.1%}"
+
+
+def _rate(value: float | None) -> str:
+    return f"{value or 0.0:.3g}"
+
+
+def _percentile(name: str, which: str) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda found: found[name][which]
+
+
+_BESIDE: Sequence[tuple[str, Callable[[float | None], str], Callable[..., float | None]]] = (
+    ("requests", _count, itemgetter("requests")),
+    ("met their targets", _share, itemgetter("attainment")),
+    ("goodput, req/s", _rate, itemgetter("goodput_rps")),
+    ("refused", _count, itemgetter("refused")),
+    ("failed", _count, itemgetter("failed")),
+    ("degraded", _count, itemgetter("degraded")),
+    ("preemptions", _count, itemgetter("preemptions")),
+    *(
+        (f"{title} {which}", _seconds, _percentile(name, which))
+        for title, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s"))
+        for which in ("p50", "p95", "p99")
+    ),
+    ("replica hours", _rate, itemgetter("replica_hours")),
+)
+
+
+def _table(found: Mapping[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("", "requests", "met", "refused", "TTFT p50", "p95", "p99", "TPOT p50", "p95"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    rows = {"all": found}
+    for group in _GROUPS:
+        if len(found[group]) > 1:
+            rows |= {f"{group}: {name}": row for name, row in found[group].items()}
+    for name, row in rows.items():
+        ttft_s, tpot_s = row["ttft_s"], row["tpot_s"]
+        table.add_row(
+            name,
+            f"{row['requests']:,}",
+            f"{row['attainment']:.1%}",
+            f"{row['refused']:,}",
+            *(_seconds(ttft_s[name]) for name in ("p50", "p95", "p99")),
+            *(_seconds(tpot_s[name]) for name in ("p50", "p95")),
+        )
+    return table

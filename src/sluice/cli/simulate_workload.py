@@ -1,0 +1,132 @@
+"""The options that say which requests come, and the workload that they make."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from sluice.config.units import parse_duration_s
+from sluice.planner.steady import Lengths
+from sluice.workload.arrivals import arrivals_named
+from sluice.workload.asks import BadWorkload, Workload
+from sluice.workload.lengths import lengths_of
+from sluice.workload.mixes import Mix, shares_of
+from sluice.workload.servegen import ServeGen, is_servegen
+from sluice.workload.synthetic import Sessions, Synthetic
+from sluice.workload.trace_rows import columns_of
+from sluice.workload.traces import Trace, facts_of, trace_path
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+REQUESTS_DEFAULT = 10_000
+
+_OPTIONS = (
+    click.option("--trace", metavar="FILE", help="A trace file, azure-conv or azure-code."),
+    click.option("--rate", type=float, help="Requests per second; a trace is scaled to it."),
+    click.option("--input", "prompt", type=float, help="Mean prompt tokens."),
+    click.option("--output", type=float, help="Mean output tokens."),
+    click.option(
+        "--spread",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="Standard deviation of lengths over their mean (lognormal); 0: all the same.",
+    ),
+    click.option(
+        "--arrivals",
+        default="poisson",
+        show_default=True,
+        help="poisson, constant, gamma:cv=3, onoff:on=10,off=50 or ramp:to=20,over=300 (seconds).",
+    ),
+    click.option("--turns", type=float, default=1.0, help="Mean requests of a conversation."),
+    click.option("--think", metavar="DURATION", default="30s", help="Mean time between them."),
+    click.option("--system", type=int, default=0, help="Tokens that all prompts begin with."),
+    click.option("--max-tokens", type=int, help="Limit that clients set. Default: 2048, or more."),
+    click.option("--class", "classes", multiple=True, metavar="NAME=WEIGHT", help="SLO classes."),
+    click.option("--tenant", "tenants", multiple=True, metavar="NAME=WEIGHT", help="Tenants."),
+    click.option("--ask", "models", multiple=True, metavar="NAME=WEIGHT", help="Models asked for."),
+    click.option(
+        "--column", "columns", multiple=True, metavar="ROLE=NAME", help="Columns of the trace."
+    ),
+)
+
+
+def workload_options(function: F) -> F:
+    """Add the options; ``workload_wanted`` takes them."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadWanted:
+    """A workload, the mean lengths in it, and how many requests are played unless one says."""
+
+    workload: Workload
+    lengths: Lengths
+    requests: int
+
+
+def workload_wanted(asked: Mapping[str, Any]) -> WorkloadWanted:
+    """What the options ask for. Raises ``BadWorkload``."""
+    mix = Mix(
+        shares_of("--ask", asked["models"]),
+        shares_of("--class", asked["classes"]),
+        shares_of("--tenant", asked["tenants"]),
+    )
+    if asked["max_tokens"] is not None and asked["max_tokens"] < 1:
+        raise BadWorkload(f"--max-tokens must be at least 1, not {asked['max_tokens']}")
+    if asked["trace"] is None:
+        return _synthetic(asked, mix)
+    lengths = [name for name in ("prompt", "output") if asked[name] is not None]
+    if lengths:
+        raise BadWorkload("a trace has its own lengths: leave out --input and --output, or --trace")
+    return _traced(asked, mix)
+
+
+def _synthetic(asked: Mapping[str, Any], mix: Mix) -> WorkloadWanted:
+    names = {"rate": "--rate", "prompt": "--input", "output": "--output"}
+    missing = [option for name, option in names.items() if asked[name] is None]
+    if missing:
+        raise BadWorkload(f"{', '.join(missing)} missing: give --trace, or all of --rate, --input "
+                          f"and --output")  # fmt: skip
+    sessions = _sessions(asked)
+    workload = Synthetic(
+        asked["rate"],
+        lengths_of(asked["prompt"], asked["output"], asked["spread"]),
+        arrivals_named(asked["arrivals"]),
+        mix,
+        sessions,
+        asked["max_tokens"],
+    )
+    workload.asks(0)  # a rate that is none is told before anything is made
+    prompt = asked["prompt"] + sessions.system_tokens
+    prompt += (sessions.turns - 1.0) * (asked["prompt"] + asked["output"]) / 2.0
+    return WorkloadWanted(workload, Lengths(prompt, asked["output"]), REQUESTS_DEFAULT)
+
+
+def _sessions(asked: Mapping[str, Any]) -> Sessions:
+    try:
+        think_s = parse_duration_s(asked["think"])
+    except ValueError as error:
+        raise BadWorkload(f"--think: {error}") from None
+    if not 1.0 <= asked["turns"] <= 1000.0:
+        raise BadWorkload(f"--turns must be 1 to 1000, not {asked['turns']:g}")
+    if not 0 <= asked["system"] <= 10**7:
+        raise BadWorkload(f"--system must be 0 to 1e7 tokens, not {asked['system']}")
+    return Sessions(asked["turns"], think_s, asked["system"])
+
+
+def _traced(asked: Mapping[str, Any], mix: Mix) -> WorkloadWanted:
+    path = trace_path(asked["trace"])
+    columns = columns_of(asked["columns"])
+    if columns is None and is_servegen(path):
+        clients = ServeGen(path, asked["rate"], mix, asked["max_tokens"])
+        lengths = Lengths(*clients.mean_tokens())
+        clients.asks(0)
+        return WorkloadWanted(clients, lengths, REQUESTS_DEFAULT)
+    facts = facts_of(path, columns)
+    trace = Trace(facts, asked["rate"], mix, asked["max_tokens"])
+    lengths = Lengths(facts.prompt_tokens, facts.output_tokens)
+    return WorkloadWanted(trace, lengths, facts.requests)

@@ -1,0 +1,94 @@
+"""A call on its way to a remote engine: what goes over the wire, and how its prompt is counted.
+
+Made by ``remote_model`` when a call arrives, completed here for the replica that gets it. The
+caller's bytes are forwarded: of the JSON object only those members are replaced that must differ,
+and all others keep every byte.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from sluice.cluster.classes import OPENAI_TIERS, UNNAMED_TIERS
+from sluice.core.request import Request, Rung
+from sluice.executors.dialects import Dialect
+from sluice.runtime.generation import RawPrompt
+
+# The members that say how long an output may get.
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+# Routes whose streams tell their usage only where ``stream_options`` asks for it.
+_WITH_STREAM_OPTIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
+_encode = msgspec.json.encode
+
+
+class Forward(msgspec.Struct, frozen=True):
+    """What a remote replica is sent. ``text_bytes`` is the size of the prompt's text."""
+
+    request: Request
+    raw: RawPrompt
+    text_bytes: int
+
+
+class Wording(msgspec.Struct, frozen=True):
+    """How one engine wants to be asked: the model's name there, and whether it has priorities."""
+
+    dialect: Dialect
+    model: str
+    priority: bool = False
+
+
+def body_for(forward: Forward, wording: Wording) -> bytes:
+    """The body as this engine is to get it."""
+    raw, request = forward.raw, forward.request
+    changes: dict[str, Any] = {}
+    if _text(raw.fields.get("model")) != wording.model:
+        changes["model"] = wording.model
+    if Rung.SHORTEN in request.degraded:
+        present = [name for name in _LIMITS if name in raw.fields]
+        default = "max_output_tokens" if raw.path == "/v1/responses" else "max_tokens"
+        changes |= dict.fromkeys(present or [default], request.output_tokens_max)
+    if raw.streamed and not raw.shows_usage and raw.path in _WITH_STREAM_OPTIONS:
+        changes["stream_options"] = _stream_options(raw.fields)
+    id_field = wording.dialect.id_field
+    if id_field and not wording.dialect.id_header and id_field not in raw.fields:
+        changes[id_field] = request.id
+    if wording.priority:
+        changes["priority"] = wording.dialect.priority_value(request.tier)
+    elif "priority" in raw.fields:
+        changes["priority"] = None  # our tier, which the engine would take for its own
+    if _text(raw.fields.get("service_tier", b"null")) not in {*UNNAMED_TIERS, *OPENAI_TIERS, None}:
+        changes["service_tier"] = None  # one of our classes
+    return with_members(raw.body, raw.fields, changes) if changes else raw.body
+
+
+def with_members(body: bytes, fields: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
+    """The object with members replaced or added, or left out where the change is ``None``.
+
+    ``fields`` are the undecoded members of ``body``. All others keep their bytes and their order.
+    """
+    parts: list[Any] = []
+    for name, value in fields.items():
+        if name not in changes:
+            parts += (b",", _encode(name), b":", value)
+        elif changes[name] is not None:
+            parts += (b",", _encode(name), b":", _encode(changes[name]))
+    for name, value in changes.items():
+        if name not in fields and value is not None:
+            parts += (b",", _encode(name), b":", _encode(value))
+    parts[:1] = [b"{"]
+    return b"".join((*parts, b"}"))
+
+
+def _stream_options(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The caller's options with usage asked for."""
+    given = msgspec.json.decode(fields["stream_options"]) if "stream_options" in fields else None
+    return {**(given if isinstance(given, dict) else {}), "include_usage": True}
+
+
+def _text(raw: Any) -> str | None:
+    """A member that is text."""
+    if raw is None:
+        return None
+    value = msgspec.json.decode(raw)
+    return value if isinstance(value, str) else None

@@ -1,0 +1,300 @@
+"""Replicas that run elsewhere: one ``RemoteReplica`` is one engine behind an address.
+
+It stands where ``local.ReplicaProcess`` does: it is told to start, to take a call, to drop one, and
+tells its listener what happens. It starts nothing; being started means to be probed until it
+serves. Whether and where a call is tried again is the fleet's decision.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sluice.cluster.forward import Forward, Wording, body_for
+from sluice.cluster.relay import Relay, Turn
+from sluice.cluster.remote_model import BLOCK_TOKENS, CONTEXT_TOKENS_UNKNOWN, RemoteModel
+from sluice.core.events import QuotaLeft, ReplicaLimits, Report
+from sluice.core.request import EndReason, PhaseTimes, Usage
+from sluice.executors.dialects import Dialect
+from sluice.executors.ratelimits import quota_left
+from sluice.executors.stream import (
+    Answer,
+    Deadlines,
+    EngineFacts,
+    Gauges,
+    Headers,
+    Health,
+    Probe,
+    StreamExecutor,
+    UpstreamError,
+    UpstreamRequest,
+    UsageEvents,
+)
+from sluice.runtime.messages import Cancel, FromReplica, Load, Ready, RequestEnded
+
+_log = logging.getLogger(__name__)
+
+# One probe may fail for its own reasons.
+_FAULTS_MAX = 2
+# For an engine that does not say how many sequences it runs.
+IN_FLIGHT_UNKNOWN = 256
+
+
+class RemoteListener(Protocol):
+    """Who wants to know what becomes of a remote replica and of the calls that it was given."""
+
+    def received(self, replica_id: str, messages: Sequence[FromReplica]) -> None:
+        """It is ready, reports its load, or has ended a call."""
+        ...
+
+    def passed(self, request_id: str, tokens: int) -> None:
+        """Output of a call goes out to its client."""
+        ...
+
+    def failed(self, replica_id: str, turn: Turn, error: UpstreamError) -> None:
+        """A call got no whole answer; this replica has nothing more to do with it."""
+        ...
+
+    def told(self, replica_id: str, left: QuotaLeft, sent_ns: int) -> None:
+        """The answer to a call that was sent at that time says what its vendor allows."""
+        ...
+
+    def parted(self, replica_id: str, error: str) -> None:
+        """It does not answer probes any more. Its calls go on as far as they can."""
+        ...
+
+    def probed(self, replica_id: str) -> None:
+        """A probe is over, whatever it found."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTerms:
+    """What is asked of one engine, as configured; ``None`` for what it tells itself.
+
+    ``model`` is its name for the model, ``probe_s`` the time between two looks at it.
+    """
+
+    dialect: Dialect
+    name: str
+    deadlines: Deadlines
+    model: str | None = None
+    context_tokens_max: int | None = None
+    in_flight_max: int | None = None
+    priority: bool = False
+    probe_s: float = 1.0
+
+
+class RemoteReplica:
+    """One engine that runs elsewhere, over all the times that it comes and goes.
+
+    ``clock`` gives monotonic nanoseconds.
+    """
+
+    def __init__(
+        self,
+        replica_id: str,
+        engine: StreamExecutor,
+        terms: RemoteTerms,
+        model: RemoteModel,
+        listener: RemoteListener,
+        clock: Callable[[], int],
+    ) -> None:
+        self.replica_id = replica_id
+        self._engine, self._terms, self._model = engine, terms, model
+        self._listener, self._clock = listener, clock
+        self._wording = Wording(terms.dialect, terms.model or terms.name, terms.priority)
+        self._turns: dict[str, Turn] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._started_ns: int | None = None  # while it is asked for and does not serve
+        self._serves = False
+        self._faults = 0
+        self._blocks = 0
+        self.was_probed = False
+
+    # ---------------------------------------------------------------------------------- lifetime
+
+    def start(self) -> None:
+        """Probe it until it serves; what comes of it is told to the listener."""
+        self._started_ns = self._clock()
+        if self._watch is None:
+            self._watch = asyncio.create_task(
+                self._probe_always(), name=f"probes {self.replica_id}"
+            )
+
+    async def stop(self) -> None:
+        """Leave all calls and close all connections."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+        for request_id in list(self._turns):
+            self._end_unfinished(request_id, EndReason.CANCELLED, "")
+        await self._engine.close()
+
+    async def _probe_always(self) -> None:
+        while True:
+            await self._take(await self._engine.probe())
+            self.was_probed = True
+            self._listener.probed(self.replica_id)
+            await asyncio.sleep(self._terms.probe_s)
+
+    async def _take(self, probe: Probe) -> None:
+        if probe.health is Health.READY:
+            self._faults = 0
+            if self._started_ns is not None:
+                await self._became_ready(self._started_ns)
+            if self._serves and (probe.gauges or self._terms.dialect.metrics_path is None):
+                report = _report(probe.gauges, len(self._turns), self._blocks)
+                self._listener.received(self.replica_id, [Load(report)])
+            return
+        self._faults += 1
+        if self._serves and self._faults >= _FAULTS_MAX:
+            self._serves = False
+            self._listener.parted(self.replica_id, probe.fault)
+        elif not self.was_probed:
+            _log.warning("replica %s does not serve yet: %s", self.replica_id, probe.fault)
+
+    async def _became_ready(self, started_ns: int) -> None:
+        facts = await self._engine.facts()
+        terms = self._terms
+        if terms.model is None:
+            only = facts.models[0] if len(facts.models) == 1 else terms.name
+            self._wording = Wording(terms.dialect, only, terms.priority)
+        limits = limits_of(terms, facts)
+        self._blocks = limits.blocks_total
+        self._started_ns, self._serves = None, True
+        self._listener.received(self.replica_id, [Ready(limits, self._clock() - started_ns)])
+
+    # ------------------------------------------------------------------------------------- calls
+
+    def send(self, message: Relay | Cancel) -> None:
+        """Give it a call, which its relay asks for then, or take one back."""
+        match message:
+            case Relay():
+                turn = self._turn(message.forward)
+                self._turns[turn.request_id] = turn
+                message.take(turn)
+            case Cancel():
+                self._end_unfinished(message.request_id, EndReason.CANCELLED, "the client left")
+
+    def _turn(self, forward: Forward) -> Turn:
+        raw, request = forward.raw, forward.request
+        asked = UpstreamRequest(
+            id=request.id,
+            path=raw.path,
+            body=body_for(forward, self._wording),
+            headers=raw.headers,
+            streamed=raw.streamed,
+            usage_events=UsageEvents.AS_SENT if raw.shows_usage else UsageEvents.NONE,
+            deadlines=self._terms.deadlines,
+        )
+        now_ns = self._clock()
+        turn = Turn(
+            forward, self._engine, asked, self._clock,
+            self._on_begun, self._on_tokens, self._on_ended, self._on_failed, now_ns,
+        )  # fmt: skip
+        if request.deadline_ns is not None:
+            left_s = max(0, request.deadline_ns - now_ns) / 1e9
+            loop = asyncio.get_running_loop()
+            turn.expiry = loop.call_later(left_s, self._expire, request.id)
+        return turn
+
+    def _on_begun(self, turn: Turn, answer: Answer) -> None:
+        self._tell_quota(turn, answer.headers)
+
+    def _tell_quota(self, turn: Turn, headers: Headers) -> None:
+        left = quota_left(headers)
+        if left is not None:
+            self._listener.told(self.replica_id, left, turn.dispatched_ns)
+
+    def _on_tokens(self, turn: Turn, tokens: int) -> None:
+        self._listener.passed(turn.request_id, tokens)
+
+    def _on_ended(self, turn: Turn, answer: Answer) -> None:
+        told = answer.usage()
+        if told.prompt_tokens is not None:
+            self._model.learn(turn.forward.text_bytes, told.prompt_tokens)
+        prompt_tokens = told.prompt_tokens
+        if prompt_tokens is None:
+            prompt_tokens = turn.forward.request.prompt_tokens
+        usage = Usage(prompt_tokens, told.cached_tokens or 0, told.completion_tokens)
+        reason = EndReason.LENGTH if turn.cut else EndReason.STOP
+        times = answer.engine_times()
+        self._end(turn, reason, usage, self._phases(turn, times.prefill_s or times.first_token_s))
+
+    def _on_failed(self, turn: Turn, error: UpstreamError) -> None:
+        self._forget(turn)
+        if error.reply is not None:
+            self._tell_quota(turn, error.reply.headers)
+        self._listener.failed(self.replica_id, turn, error)
+
+    def _expire(self, request_id: str) -> None:
+        error = "The deadline passed before the answer was complete."
+        self._end_unfinished(request_id, EndReason.EXPIRED, error)
+
+    def _end_unfinished(self, request_id: str, reason: EndReason, error: str) -> None:
+        """Leave a call: the engine is told by the connection that ends."""
+        turn = self._turns.get(request_id)
+        if turn is not None:
+            turn.leave()
+            usage = Usage(turn.forward.request.prompt_tokens, 0, turn.tokens)
+            self._end(turn, reason, usage, self._phases(turn, None), error)
+
+    def _end(
+        self, turn: Turn, reason: EndReason, usage: Usage, phases: PhaseTimes, error: str = ""
+    ) -> None:
+        self._forget(turn)
+        ended = RequestEnded(turn.request_id, reason, usage, phases, 0, error)
+        self._listener.received(self.replica_id, [ended])
+
+    def _forget(self, turn: Turn) -> None:
+        self._turns.pop(turn.request_id, None)
+        if turn.expiry is not None:
+            turn.expiry.cancel()
+
+    def _phases(self, turn: Turn, prefill_s: float | None) -> PhaseTimes:
+        """Time in the gateway until the dispatch is told as admission, as replicas do.
+
+        Where an answer was not streamed the engine's own word divides it, if it gives one.
+        """
+        request, now_ns = turn.forward.request, self._clock()
+        first_ns = turn.first_ns
+        if first_ns is None:
+            first_ns = turn.dispatched_ns + round((prefill_s or 0.0) * 1e9)
+        return PhaseTimes(
+            admission_ns=turn.dispatched_ns - request.arrived_ns,
+            prefill_ns=first_ns - turn.dispatched_ns,
+            decode_ns=max(0, now_ns - first_ns),
+        )
+
+
+def limits_of(terms: RemoteTerms, facts: EngineFacts) -> ReplicaLimits:
+    """What the fleet counts on. The settings win; blocks only stand for shares of the KV pool.
+
+    The pool is taken to hold all sequences at full length: its true size is not known, and its
+    use is told by the engine as a share.
+    """
+    context = terms.context_tokens_max or facts.context_tokens_max or CONTEXT_TOKENS_UNKNOWN
+    sequences = terms.in_flight_max or facts.sequences_max or IN_FLIGHT_UNKNOWN
+    blocks = sequences * -(-context // BLOCK_TOKENS)
+    return ReplicaLimits(context, BLOCK_TOKENS, blocks, sequences)
+
+
+def _report(gauges: Gauges | None, in_flight: int, blocks: int) -> Report:
+    """The engine's view of its load, as far as it tells it."""
+    found = gauges or Gauges(None, None, None)
+    counters = found.counters
+    running = in_flight if found.running is None else round(found.running)
+    return Report(
+        waiting=round(found.waiting or 0),
+        running=running,
+        blocks_free=round((1.0 - min(1.0, found.kv_use or 0.0)) * blocks),
+        blocks_total=blocks,
+        blocks_cached=0,
+        preemptions=round(counters.get("preemptions", 0)),
+        prefix_query_tokens=round(counters.get("prefix_queries", 0)),
+        prefix_hit_tokens=round(counters.get("prefix_hits", 0)),
+        prefill_tokens_per_s=0.0,
+        step_ns=0,
+    )

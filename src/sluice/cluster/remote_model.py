@@ -1,0 +1,131 @@
+"""A model that remote engines serve, as the gateway counts its calls.
+
+Decides what a call means in numbers without reading its text: tokens are estimated from bytes, by a
+ratio that is learned from the usage that engines tell, and blocks of text stand for the beginning
+of a prompt. Exact limits are the engine's to hold to: an estimate refuses nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sluice.cluster.classes import ServiceClasses
+from sluice.cluster.forward import Forward
+from sluice.core.errors import InvalidRequest
+from sluice.core.events import ReplicaLimits
+from sluice.core.request import Request
+from sluice.runtime.generation import Call, ModelCard, RawPrompt
+
+# Tokens that one block of text stands for, and its size at the usual ratio.
+BLOCK_TOKENS = 256
+_BYTES_PER_TOKEN = 4.0
+_BLOCK_BYTES = round(BLOCK_TOKENS * _BYTES_PER_TOKEN)
+# Of longer prompts the rest does not matter for picking: whoever has this much has the longest part
+# that conversations share.
+_BLOCKS_MAX = 64
+# What is counted on for a call that sets no limit, as far as there is room.
+_OUTPUT_TOKENS_ASSUMED = 4096
+# Stands for a context that neither the engine nor the settings tell: longer than any in use.
+CONTEXT_TOKENS_UNKNOWN = 1_048_576
+# Weight of the past against one answer in the learned ratio.
+_KEPT_SHARE = 0.95
+# Members that hold the text of a prompt, on whatever route.
+_TEXTS = ("messages", "prompt", "input", "instructions", "query", "documents", "text_1", "text_2")
+_NOT_GENERATING = frozenset({
+    "/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score", "/tokenize", "/detokenize",
+})  # fmt: skip
+
+
+class RemoteModel:
+    """One model that clients can ask for; see ``served.ServedModel`` for what is shared."""
+
+    def __init__(self, card: ModelCard, classes: ServiceClasses) -> None:
+        self._card = card
+        self.classes = classes
+        self.limits: ReplicaLimits | None = None
+        self._bytes = _BYTES_PER_TOKEN
+        self._tokens = 1.0
+
+    @property
+    def card(self) -> ModelCard:
+        """The model as clients see it."""
+        return replace(self._card, context_tokens_max=self._context_tokens_max)
+
+    def named(self, call: Call) -> Call:
+        """The call with the name of the class that it is served in. Raises ``InvalidRequest``."""
+        return self.classes.named(call)
+
+    async def check_together(self, calls: Sequence[Call]) -> None:
+        """Check the calls of one request against the limits of its tenant."""
+        self.classes.check_together(calls)
+
+    def least(self, call: Call) -> None:  # noqa: ARG002
+        """Counting a call is less work than finding out whether it may be spared."""
+        return
+
+    def holds(self, tokens: int) -> bool:
+        """Whether a sequence of so many tokens can run here, as far as anyone knows."""
+        return tokens <= self._context_tokens_max
+
+    def tool_calls(self, call: Call) -> None:
+        """Nothing is taken out of what an engine answers."""
+
+    def text_of(self, tokens: Sequence[int]) -> str:  # noqa: ARG002
+        """There are no tokens here."""
+        return ""
+
+    async def submit(self, call: Call) -> Forward:
+        """Turn a call into what a replica is sent. Raises ``InvalidRequest``."""
+        call = self.named(call)
+        raw = call.prompt if isinstance(call.prompt, RawPrompt) else call.raw
+        if raw is None:
+            raise InvalidRequest(
+                "Several prompts in one request are not forwarded.", param="prompt"
+            )
+        text_bytes, prefixes = _measured(raw)
+        room = self._context_tokens_max
+        estimate = min(max(1, round(text_bytes * self._tokens / self._bytes)), room - 1)
+        output_tokens_max = self._output_tokens_max(call, raw, room - estimate)
+        request = self.classes.request(call, (), output_tokens_max, estimate, prefixes)
+        if self.limits is not None and request.choices > self.limits.sequences_max:
+            # An engine lets choices wait inside that do not run together.
+            request = replace(request, choices=self.limits.sequences_max)
+        return Forward(request, raw, text_bytes)
+
+    def learn(self, text_bytes: int, prompt_tokens: int) -> None:
+        """An engine told how many tokens a prompt had."""
+        if text_bytes and prompt_tokens > 0:
+            self._bytes = _KEPT_SHARE * self._bytes + text_bytes
+            self._tokens = _KEPT_SHARE * self._tokens + prompt_tokens
+
+    @property
+    def _context_tokens_max(self) -> int:
+        limits = self.limits
+        return self._card.context_tokens_max if limits is None else limits.context_tokens_max
+
+    def _output_tokens_max(self, call: Call, raw: RawPrompt, room: int) -> int:
+        if raw.path in _NOT_GENERATING:
+            return 1
+        asked = call.output_tokens_max
+        return min(_OUTPUT_TOKENS_ASSUMED if asked is None else asked, room)
+
+
+def _measured(raw: RawPrompt) -> tuple[int, tuple[int, ...]]:
+    """The size of a prompt's text in bytes, and numbers that stand for the blocks it begins with.
+
+    A list of token ids counts about as many bytes for each as text does: nothing is parsed for it.
+    """
+    text_bytes, first = 0, None
+    for name in _TEXTS:
+        text: Any = raw.fields.get(name)
+        if text is not None:
+            text = memoryview(text)
+            text_bytes += len(text)
+            first = text if first is None else first
+    if first is None:
+        return text_bytes, ()
+    chain, hashes = hash(raw.path), []
+    for end in range(_BLOCK_BYTES, min(len(first), _BLOCKS_MAX * _BLOCK_BYTES) + 1, _BLOCK_BYTES):
+        chain = hash((chain, bytes(first[end - _BLOCK_BYTES : end])))
+        hashes.append(chain)
+    return text_bytes, tuple(hashes)

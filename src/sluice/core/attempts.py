@@ -1,0 +1,86 @@
+"""What becomes of a request whose attempt on a remote replica failed; when none is worth making.
+
+Called by ``core/fleet.py`` with the pool of the request's model. An attempt is repeated only where
+its client has seen nothing and the budget has a retry left; then another replica goes first, and
+where there is none the same one is asked again after a wait.
+"""
+
+from heapq import heappop, heappush
+from random import Random
+
+from sluice.core.accepted import Accepted
+from sluice.core.admission import NS_PER_S, Refusal
+from sluice.core.events import AttemptFailed
+from sluice.core.pools import Pool
+
+
+def tried_again(
+    pool: Pool, accepted: Accepted, failed: AttemptFailed, chance: Random, now_ns: int
+) -> bool:
+    """Note how the attempt went, and let the request wait for another one if there shall be one."""
+    assert accepted.replica_id is not None
+    replica = pool.replica(accepted.replica_id)
+    replica.settle(accepted, failed.outcome, now_ns, failed.rest_ns)
+    replica.leave(accepted)
+    retries = len(accepted.tried)
+    accepted.tried += (replica.id,)
+    if accepted.tokens or pool.retries is None:
+        return False
+    wait_ns = _wait_ns(pool, accepted, now_ns)
+    if wait_ns:
+        wait_ns = max(wait_ns, pool.retries.wait_ns(retries, chance))
+    if wait_ns is None or wait_ns > pool.retries.limits.wait_ns_max:
+        return False  # the client is told of it, with the time that the engine named
+    if not pool.retries.take(retries):
+        return False
+    if wait_ns:
+        heappush(pool.resting, (now_ns + wait_ns, accepted.number, accepted))
+    else:
+        pool.enqueue(accepted, now_ns)
+    return True
+
+
+def _wait_ns(pool: Pool, accepted: Accepted, now_ns: int) -> int | None:
+    """Time until a replica may be asked: 0 for one that was not tried, ``None`` for none at all."""
+    waits_ns = []
+    for replica in pool.ready():
+        shut_ns = replica.shut_ns(now_ns)
+        if shut_ns == 0 and replica.id not in accepted.tried:
+            return 0
+        waits_ns.append(max(1, shut_ns))
+    return min(waits_ns, default=None)
+
+
+def rested(pool: Pool, now_ns: int) -> list[Accepted]:
+    """Let those go on whose wait for another attempt is over; gives those that cannot.
+
+    What was about to be tried again may be gone, or shut, by then.
+    """
+    hopeless = []
+    while pool.resting and pool.resting[0][0] <= now_ns:
+        accepted = heappop(pool.resting)[2]
+        if accepted.over or pool.retries is None:
+            continue
+        wait_ns = _wait_ns(pool, accepted, now_ns)
+        if wait_ns is None or wait_ns > pool.retries.limits.wait_ns_max:
+            hopeless.append(accepted)
+        else:
+            pool.enqueue(accepted, now_ns)
+    return hopeless
+
+
+def shut(pool: Pool, now_ns: int) -> Refusal | None:
+    """Why nothing is accepted: every replica that serves is known to take nothing for a while.
+
+    Breakers that are open are told as such; a rest that the engines asked for only where it
+    outlasts the longest wait.
+    """
+    least_ns = min((replica.shut_ns(now_ns) for replica in pool.ready()), default=0)
+    if not least_ns:
+        return None
+    if all(replica.is_broken(now_ns) for replica in pool.ready()):
+        return Refusal(503, "not_ready", 0, 1, least_ns)
+    most_ns = pool.limits.queue_wait_ns_max
+    if least_ns <= most_ns:
+        return None
+    return Refusal(429, "upstream_busy", least_ns / NS_PER_S, most_ns / NS_PER_S, least_ns)

@@ -1,0 +1,96 @@
+"""What the operator allows: values that the fleet holds to, made from the settings.
+
+They come with ``Fleet`` and with ``Reconfigured``, which replaces them while requests run. Read by
+``core/pools.py`` and ``core/tenants.py``; nothing is decided here.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerLimits:
+    """When the breaker of a remote replica opens, and for how long.
+
+    It opens on ``in_a_row`` faults, and on a share of ``share`` among the outcomes of the last
+    ``window_ns``, of which it counts at most ``outcomes_max`` and needs ``outcomes_min``. The time
+    that it stays open doubles from ``open_ns_min`` to ``open_ns_max`` with each failed trial.
+    """
+
+    in_a_row: int = 3
+    share: float = 0.5
+    outcomes_min: int = 10
+    outcomes_max: int = 100
+    window_ns: int = 30_000_000_000
+    open_ns_min: int = 1_000_000_000
+    open_ns_max: int = 30_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLimits:
+    """How often a request is sent again after a failed attempt that its client has not seen.
+
+    At most ``per_request`` times, and together at most one per ``requests_per_retry`` requests,
+    beside ``saved_max`` that may be saved up. Where there is no other replica, the wait before the
+    same one is asked again doubles from ``wait_ns_min`` to ``wait_ns_max``.
+    """
+
+    per_request: int = 1
+    requests_per_retry: int = 10
+    saved_max: int = 10
+    wait_ns_min: int = 50_000_000
+    wait_ns_max: int = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLimits:
+    """How a model's remote replicas are treated; ``has_gauges`` says whether they report load."""
+
+    has_gauges: bool = True
+    retries: RetryLimits = RetryLimits()
+    breaker: BreakerLimits = BreakerLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """One model and its replicas, as configured.
+
+    ``queue_places_max`` places may wait per ready replica beyond what it runs, with at most
+    ``queue_tokens_max`` prompt tokens per ready replica and ``queue_bytes_max`` bytes in total
+    (``None`` for no such bound); none waits longer than ``queue_wait_ns_max``. Of tokens and bytes
+    the first to wait may have more.
+
+    ``smaller`` is the model that takes over where a ladder says so. ``utilisation`` is the share of
+    the pool's speed that is counted on where a wait is promised: higher accepts more and later.
+    ``headroom`` is the share of places kept free of tenants over their share while another one is
+    active, and of tiers above 0 while tier 0 is. ``aging_ns`` is the wait that lower tiers are not
+    to pass, ``None`` for strict order of tiers. ``weights`` are the shares of work that the
+    replicas get, in their order; without them all get the same. ``remote`` is set where the
+    replicas are engines elsewhere.
+    """
+
+    model: str
+    replica_ids: tuple[str, ...]
+    queue_places_max: int = 64
+    queue_wait_ns_max: int = 60_000_000_000
+    queue_tokens_max: int | None = None
+    queue_bytes_max: int | None = None
+    smaller: str | None = None
+    utilisation: float = 0.75
+    headroom: float = 0.25
+    aging_ns: int | None = 30_000_000_000
+    weights: tuple[float, ...] = ()
+    remote: RemoteLimits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What one tenant may use, as configured; ``None`` is no limit.
+
+    ``weight`` is its share against the other tenants' where they contend.
+    """
+
+    name: str
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+    weight: float = 1.0

@@ -1,0 +1,54 @@
+"""An executor of a simulated fleet whose steps scatter, and whose replica can be slow or stall."""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from sluice.core.batch import Stretch
+from sluice.core.costmodel import Load
+from sluice.core.events import ReplicaLimits
+from sluice.core.step import Plan
+from sluice.executors.base import Outcome
+from sluice.executors.simulated import OutputTokens, SimulatedExecutor, StepTimes
+
+
+@dataclass(slots=True, eq=False)
+class Condition:
+    """How a replica is at the moment. It outlives the processes of the replica.
+
+    Each step takes one of ``ratios`` times what ``times`` says, where there are any.
+    """
+
+    times: StepTimes
+    ratios: tuple[float, ...]
+    draw: Random
+    factor: float = 1.0
+    stall_ns: int = 0
+
+    def predict_ns(self, load: Load) -> float:
+        """See ``StepTimes``."""
+        return self.times.predict_ns(load) * self.factor
+
+
+class FaultyExecutor(SimulatedExecutor):
+    """Computes at the speed that ``condition`` allows."""
+
+    def __init__(
+        self, limits: ReplicaLimits, condition: Condition, output_tokens: OutputTokens
+    ) -> None:
+        super().__init__(limits, condition, output_tokens=output_tokens)
+        self._condition = condition
+
+    def run(self, plan: Plan) -> Outcome:
+        """See ``StepExecutor``. A stall is over with one step."""
+        outcome, condition = super().run(plan), self._condition
+        if condition.ratios:
+            scattered_ns = int(outcome.duration_ns * condition.draw.choice(condition.ratios))
+            outcome = replace(outcome, duration_ns=scattered_ns)
+        if condition.stall_ns:
+            outcome = replace(outcome, duration_ns=outcome.duration_ns + condition.stall_ns)
+            condition.stall_ns = 0
+        return outcome
+
+    def foresee(self, plan: Plan, steps: int) -> Stretch:
+        """See ``Foreseeing``. Steps that scatter are taken one at a time."""
+        return super().foresee(plan, 0 if self._condition.ratios else steps)

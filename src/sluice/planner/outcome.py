@@ -1,0 +1,180 @@
+"""What came of simulated requests: counts and percentiles, all in memory that does not grow.
+
+``Tally`` counts one group of requests, ``Outcome`` is a whole run. Whether a request met its
+targets is judged as the gateway's metrics judge it: a whole answer whose first token, time per
+token and end are in time. A refusal or a failure is never good.
+"""
+
+from dataclasses import dataclass, field
+
+from sluice.core.admission import NS_PER_S
+from sluice.core.events import Ended
+from sluice.core.request import COMPLETE, EndReason, Request
+from sluice.planner.sketch import Sketch
+
+# Requests in the order of arrival are counted in so many equal parts, for intervals by batch means.
+BATCHES = 20
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """One request while it is in the fleet."""
+
+    number: int
+    request: Request
+    output_tokens: int
+    model: str
+    first_ns: int | None = None
+    first_tokens: int = 0
+    degraded: bool = False
+
+    def tpot_ns(self, tokens: int, now_ns: int) -> float | None:
+        """(last - first) / (N - tokens in the first chunk), per choice; ``None`` if undefined."""
+        later = tokens - self.first_tokens
+        if self.first_ns is None or later <= 0:
+            return None
+        return (now_ns - self.first_ns) * self.request.choices / later
+
+    def met(self, reason: EndReason, tpot_ns: float | None, now_ns: int) -> bool:
+        """Whether it ended whole and within its targets."""
+        request = self.request
+        if reason not in COMPLETE or self.first_ns is None:
+            return False
+        if request.ttft_due_ns is not None and self.first_ns > request.ttft_due_ns:
+            return False
+        if request.tpot_ns is not None and tpot_ns is not None and tpot_ns > request.tpot_ns:
+            return False
+        return request.deadline_ns is None or now_ns <= request.deadline_ns
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """One group of requests. Latencies are those of whole answers, in seconds."""
+
+    requests: int = 0
+    met: int = 0
+    refused: int = 0
+    failed: int = 0
+    degraded: int = 0
+    output_tokens: int = 0
+    ttft_s: Sketch = field(default_factory=Sketch)
+    tpot_s: Sketch = field(default_factory=Sketch)
+    e2e_s: Sketch = field(default_factory=Sketch)
+
+    @property
+    def attainment(self) -> float:
+        """Share of the requests that met their targets; 0 of none."""
+        return self.met / self.requests if self.requests else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """A run. Figures are about the requests after the warm-up, followed to their ends.
+
+    ``arriving_s`` is the time in which they arrived, ``simulated_s`` the virtual time until the
+    last ending. ``waiting_at_end`` requests were in the fleet when the last one arrived, and
+    ``waiting_at_half`` when half had: a queue that grows has no steady state. ``reasons`` counts
+    refusals by their code. ``batches`` holds requests and requests that met their targets, by the
+    order of arrival.
+    """
+
+    whole: Tally = field(default_factory=Tally)
+    classes: dict[str, Tally] = field(default_factory=dict)
+    tenants: dict[str, Tally] = field(default_factory=dict)
+    models: dict[str, Tally] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+    batches: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)] * BATCHES)
+    arriving_s: float = 0.0
+    simulated_s: float = 0.0
+    replica_hours: float = 0.0
+    preemptions: int = 0
+    steps: int = 0
+    waiting_at_half: int = 0
+    waiting_at_end: int = 0
+
+    @property
+    def attainment(self) -> float:
+        """Share of the requests that met their targets."""
+        return self.whole.attainment
+
+    @property
+    def goodput_rps(self) -> float:
+        """Requests per second that met their targets."""
+        return self.whole.met / self.arriving_s if self.arriving_s else 0.0
+
+    @property
+    def attainment_half_width(self) -> float:
+        """Half of the 95 % interval of ``attainment``, by batch means (Law and Kelton): parts of a
+        run depend on each other little when they are long."""
+        shares = [met / requests for requests, met in self.batches if requests]
+        if len(shares) < 2:
+            return 1.0
+        mean = sum(shares) / len(shares)
+        variance = sum((share - mean) ** 2 for share in shares) / (len(shares) - 1)
+        # Student's t for 19 degrees of freedom; with fewer batches it is a little too small.
+        return float(2.093 * (variance / len(shares)) ** 0.5)
+
+
+class Counting:
+    """Fills an ``Outcome``: each request is counted once, when it is over.
+
+    Of ``requests`` the first ``warm_up`` are not counted.
+    """
+
+    def __init__(self, requests: int, warm_up: int = 0) -> None:
+        self.outcome = Outcome()
+        self._warm_up = warm_up
+        self._counted = max(1, requests - warm_up)
+
+    def ended(
+        self, life: Life, ended: Ended, now_ns: int, *, tpot_ns: float | None = None
+    ) -> None:
+        """It was answered, or its answer was broken off; ``tpot_ns`` where that was measured."""
+        tokens = ended.usage.completion_tokens
+        if tpot_ns is None:
+            tpot_ns = life.tpot_ns(tokens, now_ns)
+        met = life.met(ended.reason, tpot_ns, now_ns)
+        for tally in self._tallies(life, met=met):
+            tally.output_tokens += tokens
+            if ended.reason not in COMPLETE:
+                tally.failed += 1
+                continue
+            arrived_ns, first_ns = life.request.arrived_ns, life.first_ns
+            if first_ns is not None:
+                tally.ttft_s.add((first_ns - arrived_ns) / NS_PER_S)
+            if tpot_ns is not None:
+                tally.tpot_s.add(tpot_ns / NS_PER_S)
+            tally.e2e_s.add((now_ns - arrived_ns) / NS_PER_S)
+
+    def refused(self, life: Life, reason: str) -> None:
+        """It was refused."""
+        for tally in self._tallies(life, met=False):
+            tally.refused += 1
+        if life.number >= self._warm_up:
+            reasons = self.outcome.reasons
+            reasons[reason] = reasons.get(reason, 0) + 1
+
+    def failed(self, life: Life) -> None:
+        """The fleet ended it."""
+        for tally in self._tallies(life, met=False):
+            tally.failed += 1
+
+    def _tallies(self, life: Life, *, met: bool) -> list[Tally]:
+        """The groups of a request, with it in them; none in the warm-up."""
+        counted = life.number - self._warm_up
+        if counted < 0:
+            return []
+        outcome, request = self.outcome, life.request
+        found = [outcome.whole, outcome.models.setdefault(life.model, Tally())]
+        if request.slo_class:
+            found.append(outcome.classes.setdefault(request.slo_class, Tally()))
+        if request.tenant:
+            found.append(outcome.tenants.setdefault(request.tenant, Tally()))
+        for tally in found:
+            tally.requests += 1
+            tally.met += met
+            tally.degraded += life.degraded
+        batch = min(BATCHES - 1, counted * BATCHES // self._counted)
+        requests, good = outcome.batches[batch]
+        outcome.batches[batch] = (requests + 1, good + met)
+        return found

@@ -1,0 +1,389 @@
+"""A fleet that does not exist, under a workload, in virtual time: ``simulate``.
+
+All decisions are those of ``core``: the fleet and the replicas are the server's own, driven by
+``runtime/virtual_fleet.py``. Here requests are made of what a workload asks for, and counted.
+Called by the planner's search, ``sluice simulate`` and ``sluice replay``.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from random import Random
+from typing import assert_never
+
+from sluice.cluster.classes import ServiceClasses
+from sluice.config.sections import SloSection
+from sluice.core.costmodel import Coefficients, CostModel, CostState, LinearCostModel
+from sluice.core.costmodel import Load as StepLoad
+from sluice.core.events import (
+    Arrived,
+    Ended,
+    Fail,
+    FleetEffect,
+    FleetEvent,
+    Progress,
+    Reject,
+    ReplicaEffect,
+    ReplicaEvent,
+    ReplicaLost,
+    Retarget,
+    Shorten,
+    StartReplica,
+)
+from sluice.core.fleet import Fleet
+from sluice.core.limits import PoolLimits, TenantLimits
+from sluice.core.replica import Replica
+from sluice.core.request import Request, SequenceId
+from sluice.core.roster import BatchingLimits
+from sluice.executors.base import StepExecutor
+from sluice.executors.simulated import StepTimes
+from sluice.planner.estimate import Targets
+from sluice.planner.faults import Fault, Lost, Slow, Stall
+from sluice.planner.faulty import Condition, FaultyExecutor
+from sluice.planner.outcome import Counting, Life, Outcome
+from sluice.planner.recording import Recording
+from sluice.planner.replicas import SimulatedReplica
+from sluice.runtime.calibration import calibrate
+from sluice.runtime.generation import Call, TokenPrompt
+from sluice.runtime.virtual import STEP_BY_STEP, Stretching
+from sluice.runtime.virtual_fleet import VirtualFleet
+from sluice.telemetry.journal_file import Journal
+from sluice.workload.asks import NS_PER_S, Ask, BadWorkload, Workload
+from sluice.workload.prompts import Prompts
+
+END_TOKEN = 0
+# What a client asks for that sets no limit of its own, or the length of its answer where that is
+# more: replicas reserve memory by what answers were, not by this.
+OUTPUT_TOKENS_MAX_DEFAULT = 2048
+PREFILL_CHUNK_TOKENS = 8192
+STEP_S_MAX = 1.0
+
+
+class KnownCost:
+    """Step times that the policy knows exactly: a cost model that has learnt all there is."""
+
+    margin = 1.0
+
+    def __init__(self, times: StepTimes) -> None:
+        self._times = times
+        self.prefill_tokens_per_s = 1024e9 / times.predict_ns(StepLoad().with_chunk(0, 1024))
+
+    def step_ns(self, load: StepLoad) -> int:
+        """See ``core.costmodel.CostModel``."""
+        return int(self._times.predict_ns(load))
+
+    def observe(self, load: StepLoad, duration_ns: int) -> None:
+        """Learn nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPool:
+    """One model: what the fleet and each replica hold to, and how long its steps take.
+
+    ``ratios`` are by how much steps scatter around ``times``, equally likely; none for not at all.
+    ``cost`` is what replicas know of their speed when they start, ``None`` where they know all.
+    """
+
+    limits: PoolLimits
+    batching: BatchingLimits
+    times: StepTimes
+    classes: ServiceClasses
+    ratios: tuple[float, ...] = ()
+    cost: CostState | None = None
+
+    def request(self, ask: Ask, at_ns: int, prompt: tuple[int, ...]) -> Request:
+        """What the fleet is told of an ask, by the rules that calls of clients go through."""
+        limit = ask.output_tokens_max
+        if limit is None:
+            limit = max(OUTPUT_TOKENS_MAX_DEFAULT, ask.output_tokens)
+        room = self.batching.context_tokens_max - len(prompt)
+        call = Call(
+            id=str(ask.number),
+            model=self.limits.model,
+            arrived_ns=at_ns,
+            prompt=TokenPrompt(()),
+            choices=ask.choices,
+            tenant=ask.tenant,
+            slo_class=ask.slo_class,
+            priority=ask.tier,
+            may_degrade=ask.may_degrade,
+            deadline_ns=None if ask.deadline_ns is None else at_ns + ask.deadline_ns,
+        )
+        return self.classes.request(self.classes.named(call), prompt, max(1, min(limit, room)))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFleet:
+    """All models. A replica that starts takes ``load_ns``; the workload begins when all have."""
+
+    pools: tuple[SimulatedPool, ...]
+    tenants: tuple[TenantLimits, ...] = ()
+    load_ns: int = 0
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def by_model(self) -> Mapping[str, SimulatedPool]:
+        """The pools by the names of their models."""
+        return {pool.limits.model: pool for pool in self.pools}
+
+    @property
+    def replica_ids(self) -> tuple[str, ...]:
+        """All replicas."""
+        return tuple(name for pool in self.pools for name in pool.limits.replica_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How much is simulated: so many ``requests``, of which the first ``warm_up`` are not counted.
+
+    ``told`` is called with the number of requests that have arrived, now and then.
+    """
+
+    requests: int
+    warm_up: int = 0
+    told: Callable[[int], None] | None = field(default=None, compare=False)
+
+
+TOLD_EVERY = 1000
+# The fleet hears of a replica that only decodes at least so often: every few steps.
+SILENCE_NS_MAX = 100_000_000
+
+
+def _stretching(faults: Sequence[Fault]) -> Stretching:
+    """A fault that comes to a replica must find it where it is."""
+    return Stretching(silence_ns_max=None if faults else SILENCE_NS_MAX)
+
+
+def simulate(
+    workload: Workload,
+    fleet: SimulatedFleet,
+    *,
+    seed: int,
+    span: Span,
+    journal: Journal | None = None,
+) -> Outcome:
+    """Play the first requests of a workload on a fleet, until all have ended.
+
+    The same arguments give the same outcome, and the same journal where one is written: then no
+    step is skipped and replicas learn their speed from their steps, as live ones do. Raises
+    ``BadWorkload``.
+    """
+    return Simulation(fleet, seed, span, journal).run(workload)
+
+
+def one_model_fleet(
+    replica: SimulatedReplica, replicas: int, targets: Targets | None, **pool: float
+) -> SimulatedFleet:
+    """Replicas of one model under the default policy, with one class of requests.
+
+    ``pool`` are further fields of ``PoolLimits``.
+    """
+    names = tuple(f"model-{number}" for number in range(replicas))
+    limits = replica.limits
+    slo = {}
+    if targets is not None:
+        slo["targets"] = SloSection(
+            ttft_s=targets.ttft_s,
+            tpot_s=targets.tpot_s,
+            e2e_s=targets.e2e_s,
+            percentile=targets.percentile,
+        )
+    return SimulatedFleet(
+        (
+            SimulatedPool(
+                PoolLimits("model", names, **pool),  # type: ignore[arg-type]
+                BatchingLimits(
+                    limits.context_tokens_max,
+                    limits.block_size,
+                    limits.blocks_total,
+                    sequences_max=limits.sequences_max,
+                    chunk_tokens_max=PREFILL_CHUNK_TOKENS,
+                    step_ns_max=int(STEP_S_MAX * NS_PER_S),
+                ),
+                replica.times,
+                ServiceClasses(slo, default="targets" if slo else None),
+            ),
+        )
+    )
+
+
+class Simulation:
+    """One run. Watches the fleet and counts."""
+
+    def __init__(
+        self, fleet: SimulatedFleet, seed: int, span: Span, journal: Journal | None
+    ) -> None:
+        self._counting = Counting(span.requests, span.warm_up)
+        self.outcome = self._counting.outcome
+        self._pools = fleet.by_model
+        self._model_of = {
+            replica_id: pool.limits.model
+            for pool in fleet.pools
+            for replica_id in pool.limits.replica_ids
+        }
+        self._span = span
+        self._prompts = Prompts()
+        self._lives: dict[str, Life] = {}
+        self._replicas: list[Replica] = []
+        self._running_ns: dict[str, int] = {}
+        self._first_ns = self._last_ns = 0
+        core = Fleet(
+            [pool.limits for pool in fleet.pools],
+            chance=Random(f"{seed}/fleet"),
+            tenants=fleet.tenants,
+        )
+        self.virtual = VirtualFleet(
+            core,
+            self._make,
+            load_ns=fleet.load_ns,
+            end_tokens=frozenset({END_TOKEN}),
+            watcher=self,
+            stretching=STEP_BY_STEP if journal is not None else _stretching(fleet.faults),
+        )
+        self._recording: Recording | None = None
+        if journal is not None:
+            driver = self.virtual.driver
+            self._recording = Recording(journal, self._model_of, lambda: driver.now_ns)
+        self._seed = seed
+        self._began_ns = fleet.load_ns
+        slows = any(isinstance(fault, Slow) for fault in fleet.faults)
+        self._learns = slows or journal is not None
+        self._conditions: dict[str, Condition] = {}
+        for fault in fleet.faults:
+            self._plan_fault(fault)
+
+    def run(self, workload: Workload) -> Outcome:
+        """Play the workload to its end."""
+        asks = islice(workload.asks(self._seed), self._span.requests)
+        self.virtual.feed(self._arrivals(asks))
+        self.virtual.run()
+        self._finish()
+        if self._recording is not None:
+            self._recording.close()
+        return self.outcome
+
+    # ------------------------------------------------------------------------------------ making
+
+    def _arrivals(self, asks: Iterator[Ask]) -> Iterator[tuple[int, str, Request]]:
+        """The requests as they come to the door; each is made when the one before has arrived."""
+        half = (self._span.requests + self._span.warm_up) // 2
+        usual = next(iter(self._pools))
+        for count, ask in enumerate(asks):
+            at_ns = self._began_ns + ask.at_ns
+            if count == self._span.warm_up:
+                self._first_ns = at_ns
+            if count == half:
+                self.outcome.waiting_at_half = len(self._lives)
+            if self._span.told is not None and count % TOLD_EVERY == 0:
+                self._span.told(count)
+            self._last_ns = at_ns
+            self.outcome.waiting_at_end = len(self._lives)
+            model = ask.model or usual
+            pool = self._pools.get(model)
+            if pool is None:
+                models = ", ".join(self._pools)
+                raise BadWorkload(f"a request asks for {model!r}; models are {models}")
+            request = pool.request(ask, at_ns, self._prompts.tokens(ask.prompt))
+            self._lives[request.id] = Life(count, request, ask.output_tokens, model)
+            yield at_ns, model, request
+
+    def _make(self, replica_id: str) -> tuple[Replica, StepExecutor]:
+        pool = self._pools[self._model_of[replica_id]]
+        limits = pool.batching.replica
+        executor = FaultyExecutor(limits, self._condition(replica_id), self._output_tokens)
+        cost = self._cost(pool, executor)
+        replica = Replica(pool.batching, cost)
+        if self._recording is not None:
+            assert isinstance(cost, LinearCostModel)  # noqa: S101 - what is recorded learns
+            self._recording.started(replica_id, replica, cost)
+        self._replicas.append(replica)
+        return replica, executor
+
+    def _cost(self, pool: SimulatedPool, executor: StepExecutor) -> CostModel:
+        """What a replica that starts knows of its speed."""
+        if pool.cost is not None:
+            return LinearCostModel(pool.cost.seed, pool.cost)
+        if not self._learns:
+            return KnownCost(pool.times)
+        cost = LinearCostModel(Coefficients())
+        calibrate(executor, pool.batching.replica, cost)
+        return cost
+
+    def _condition(self, replica_id: str) -> Condition:
+        found = self._conditions.get(replica_id)
+        if found is None:
+            pool = self._pools[self._model_of[replica_id]]
+            draw = Random(f"{self._seed}/steps/{replica_id}")
+            found = self._conditions[replica_id] = Condition(pool.times, pool.ratios, draw)
+        return found
+
+    def _plan_fault(self, fault: Fault) -> None:
+        at_ns = self._began_ns + fault.at_ns
+        condition, call_at = self._condition(fault.replica_id), self.virtual.driver.call_at
+        match fault:
+            case Lost():
+                self.virtual.lose(at_ns, fault.replica_id, permanent=fault.permanent)
+            case Slow():
+                call_at(at_ns, partial(setattr, condition, "factor", fault.factor))
+                call_at(at_ns + fault.for_ns, partial(setattr, condition, "factor", 1.0))
+            case Stall():
+                call_at(at_ns, partial(setattr, condition, "stall_ns", fault.for_ns))
+            case _:
+                assert_never(fault)
+
+    def _output_tokens(self, sequence: SequenceId) -> int | None:
+        life = self._lives.get(sequence.request_id)
+        return None if life is None else life.output_tokens
+
+    # ---------------------------------------------------------------------------------- counting
+
+    def fleet_event(self, event: FleetEvent, now_ns: int, effects: Sequence[FleetEffect]) -> None:
+        """See ``virtual_fleet.Watcher``."""
+        if self._recording is not None:
+            self._recording.fleet_event(event, now_ns, effects)
+        if isinstance(event, Progress):
+            life = self._lives.get(event.request_id)
+            if life is not None and life.first_ns is None:
+                life.first_ns, life.first_tokens = now_ns, event.tokens
+        elif isinstance(event, Ended):
+            life = self._lives.pop(event.request_id, None)
+            if life is not None:
+                self._counting.ended(life, event, now_ns)
+        elif isinstance(event, ReplicaLost):
+            self._stopped(event.replica_id, now_ns)
+        elif isinstance(event, Arrived):
+            self._lives[event.request.id].model = event.model
+        for effect in effects:
+            match effect:
+                case Reject():
+                    self._counting.refused(self._lives.pop(effect.request_id), effect.reason)
+                case Fail():
+                    self._counting.failed(self._lives.pop(effect.request_id))
+                case Shorten() | Retarget():
+                    self._lives[effect.request_id].degraded = True
+                case StartReplica():
+                    self._running_ns[effect.replica_id] = now_ns
+                case _:
+                    pass
+
+    def replica_event(
+        self, replica_id: str, event: ReplicaEvent, now_ns: int, effects: Sequence[ReplicaEffect]
+    ) -> None:
+        """See ``virtual_fleet.Watcher``; the fleet is told all that is counted."""
+        if self._recording is not None:
+            self._recording.replica_event(replica_id, event, now_ns, effects)
+
+    def _stopped(self, replica_id: str, now_ns: int) -> None:
+        started_ns = self._running_ns.pop(replica_id, None)
+        if started_ns is not None:
+            self.outcome.replica_hours += (now_ns - started_ns) / NS_PER_S / 3600
+
+    def _finish(self) -> None:
+        driver, outcome = self.virtual.driver, self.outcome
+        for replica_id in list(self._running_ns):
+            self._stopped(replica_id, driver.now_ns)
+        outcome.arriving_s = (self._last_ns - self._first_ns) / NS_PER_S
+        outcome.simulated_s = (driver.now_ns - self._began_ns) / NS_PER_S
+        outcome.preemptions = sum(replica.roster.preemptions for replica in self._replicas)
+        outcome.steps = driver.steps

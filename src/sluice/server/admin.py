@@ -1,0 +1,80 @@
+"""Routes for the operator, below ``/admin``: state of replicas, settings, reload, draining.
+
+Who may call them is decided in ``auth``: the admin key, which no API key is. What a change means is
+the business of ``Operations``. No key, no prompt and no output is ever shown here.
+"""
+
+from urllib.parse import unquote_to_bytes
+
+from sluice.core.errors import ConfigError
+from sluice.server.exchange import Exchange
+from sluice.server.ports import Gateway, Operations
+from sluice.server.problems import settings_refused, unknown_path
+from sluice.server.sse import encode_json
+from sluice.server.stamp import Stamp
+from sluice.server.wire import Json
+
+REPLICAS_PREFIX = b"/admin/replicas/"
+
+
+async def replicas(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
+    """``GET /admin/replicas``: state of each replica."""
+    await exchange.reply(200, encode_json(_replicas(gateway)))
+
+
+async def settings(
+    operations: Operations, exchange: Exchange, _gateway: Gateway, _stamp: Stamp
+) -> None:
+    """``GET /admin/config``: every setting in force and where it comes from; secrets masked."""
+    entries = [
+        {"key": one.key, "value": one.value, "origin": one.origin} for one in operations.settings()
+    ]
+    await exchange.reply(200, encode_json({"settings": entries}))
+
+
+async def reload(
+    operations: Operations, exchange: Exchange, _gateway: Gateway, _stamp: Stamp
+) -> None:
+    """``POST /admin/reload``: read the settings again and apply what can change while serving.
+
+    A file with mistakes changes nothing; all of them are told.
+    """
+    try:
+        reloaded = await operations.reload()
+    except ConfigError as error:
+        await exchange.refuse(settings_refused(error.problems))
+        return
+    body: Json = {
+        "applied": list(reloaded.applied),
+        "needs_restart": list(reloaded.needs_restart),
+        "warnings": list(reloaded.warnings),
+    }
+    await exchange.reply(200, encode_json(body))
+
+
+async def move_replica(
+    operations: Operations, exchange: Exchange, gateway: Gateway, _stamp: Stamp
+) -> None:
+    """``POST /admin/replicas/{id}/drain`` and ``/undrain``: give a replica no more, or again."""
+    name, _, verb = exchange.path[len(REPLICAS_PREFIX) :].rpartition(b"/")
+    replica_id = unquote_to_bytes(name).decode(errors="replace")
+    known = {one.id for one in gateway.readiness().replicas}
+    if verb not in {b"drain", b"undrain"} or replica_id not in known:
+        there = ", ".join(sorted(known))
+        message = f"Write /admin/replicas/ID/drain or /undrain with one of these ids: {there}."
+        await exchange.refuse(unknown_path(message))
+        return
+    operations.drain_replica(replica_id, on=verb == b"drain")
+    await exchange.reply(200, encode_json(_replicas(gateway)))
+
+
+def _replicas(gateway: Gateway) -> Json:
+    readiness = gateway.readiness()
+    return {
+        "ready": readiness.ready,
+        "reason": readiness.reason,
+        "replicas": [
+            {"id": one.id, "model": one.model, "state": one.state, "error": one.error}
+            for one in readiness.replicas
+        ],
+    }

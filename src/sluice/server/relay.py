@@ -1,0 +1,229 @@
+"""How one request is answered: by a model that batches here, or passed through to a remote engine.
+
+``chat``, ``completions`` and ``responses`` bring a ``Surface`` that reads a request and shapes what
+is generated here; ``forward`` serves the routes that only engines have. For a remote engine the body
+is decoded once and no deeper than its members, its bytes go on as they came, and so do those of the
+answer. Under overload a call may change sides before anything is sent, which is why what answers is
+asked of the generation and not of the request.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from sluice.core.errors import InternalError, InvalidRequest, ModelNotFound
+from sluice.runtime.generation import Call, Finished, OutputFormat, RawPrompt, Relaying
+from sluice.server.exchange import Exchange
+from sluice.server.merged import generating
+from sluice.server.options import call_for, check_ranges
+from sluice.server.ports import Gateway, Generation, Relay
+from sluice.server.problems import unfinished
+from sluice.server.sse import answer_headers
+from sluice.server.stamp import Stamp
+
+Asked = TypeVar("Asked")
+Members = Mapping[str, Any]
+
+# What goes along upstream of a client's headers: the trace that its call belongs to.
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
+_OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_TEXT = OutputFormat()
+_members_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_value_of = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class Surface(Generic[Asked]):
+    """One route over models that batch here.
+
+    ``understand`` reads and checks a body; ``answer`` sends what is generated for it.
+    """
+
+    understand: Callable[[Exchange, bytes], tuple[Asked, list[Call]]]
+    answer: Callable[[Exchange, Generation, Stamp, Asked], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard(Generic[Asked]):
+    """A request as far as it was read: ``asked`` is ``None`` where only its members were."""
+
+    calls: list[Call]
+    asked: Asked | None
+    raw: RawPrompt | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The members of any body that concern us and not only the engine."""
+
+    model: str
+    service_tier: str | None
+    priority: int | None
+
+
+async def serve_call(
+    exchange: Exchange, gateway: Gateway, stamp: Stamp, surface: Surface[Asked]
+) -> None:
+    """Answer one request, by whoever answers for its model in the end."""
+    relaying = gateway.relaying
+    read = partial(_read, exchange, surface, relaying)
+    glance = partial(_glance, exchange, surface, relaying) if relaying.always else None
+    heard = await exchange.understood(read, glance)
+    async with generating(exchange, gateway, heard.calls) as generation:
+        if generation.relay is not None:
+            await pass_on(exchange, generation, generation.relay, heard.raw)
+            return
+        asked = heard.asked
+        if asked is None:
+            assert heard.raw is not None
+            asked, _ = surface.understand(exchange, heard.raw.body)
+        await surface.answer(exchange, generation, stamp.answered_by(generation), asked)
+
+
+async def forward(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
+    """Answer a request that only remote engines can answer."""
+    heard = await exchange.understood(partial(_read_for_engine, exchange, gateway))
+    async with generating(exchange, gateway, heard.calls) as generation:
+        if generation.relay is None:
+            raise InternalError(f"{generation.model} was given what only an engine can answer")
+        await pass_on(exchange, generation, generation.relay, heard.raw)
+
+
+async def pass_on(
+    exchange: Exchange, generation: Generation, relay: Relay, raw: RawPrompt | None
+) -> None:
+    """Answer with the bytes of a remote engine. Raises what an ending without an answer means."""
+    assert raw is not None
+    async for part, is_last in relay:
+        if not raw.streamed:
+            await exchange.reply(200, part, answer_headers(generation))
+            return
+        if not exchange.started:
+            await exchange.open_stream(answer_headers(generation))
+        if is_last:
+            await exchange.close_stream(part)
+            return
+        await exchange.write(part)
+    async for piece in generation:
+        if isinstance(piece, Finished):
+            raise unfinished(piece)
+    raise InternalError("a relay ended without a word on why")
+
+
+# --------------------------------------------------------------------------------------- reading
+
+
+def _read(
+    exchange: Exchange, surface: Surface[Asked], relaying: Relaying, body: bytes
+) -> _Heard[Asked]:
+    """A request for a model that batches here; kept where a remote engine may get it."""
+    asked, calls = surface.understand(exchange, body)
+    if len(calls) > 1 or exchange.model not in relaying.degraded:
+        return _Heard(calls, asked, None)
+    raw = _raw(exchange, _members_of(body), body, surface)
+    return _Heard([replace(calls[0], raw=raw)], asked, raw)
+
+
+def _glance(
+    exchange: Exchange, surface: Surface[Asked], relaying: Relaying, body: bytes
+) -> _Heard[Asked] | None:
+    """A request for a remote engine; ``None`` for any other, or one that cannot be read so."""
+    try:
+        members = _members_of(body)
+        model = _value_of(members["model"])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
+        return None
+    if not isinstance(model, str) or model not in relaying.always:
+        return None
+    exchange.model = model
+    raw = _raw(exchange, members, body, surface)
+    return _Heard([_call(exchange, members, raw)], None, raw)
+
+
+def _read_for_engine(exchange: Exchange, gateway: Gateway, body: bytes) -> _Heard[None]:
+    heard: _Heard[None] | None = _glance(exchange, _NOTHING_HERE, gateway.relaying, body)
+    if heard is not None:
+        return heard
+    try:
+        model = _value_of(_members_of(body)["model"])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
+        raise InvalidRequest("The body must be a JSON object with a model.", param="model") from None
+    exchange.model = str(model)
+    if any(card.id == model for card in gateway.models()):
+        path = exchange.path.decode("latin-1")
+        raise InvalidRequest(f"{model} has no {path}: it generates text.", param="model")
+    raise ModelNotFound(f"The model '{model}' does not exist here.", param="model")
+
+
+def _nothing_here(_exchange: Exchange, _body: bytes) -> tuple[None, list[Call]]:
+    raise InvalidRequest("No model that runs here answers this.", param="model")
+
+
+async def _no_answer(_exchange: Exchange, _generation: Generation, _stamp: Stamp, _: None) -> None:
+    raise InternalError("no model that runs here answers this")
+
+
+_NOTHING_HERE: Surface[None] = Surface(_nothing_here, _no_answer)
+
+
+def _raw(
+    exchange: Exchange, members: Members, body: bytes, surface: Surface[Any]
+) -> RawPrompt:
+    options = _member(members, "stream_options", dict)
+    headers = tuple(
+        (name.decode(), value.decode("latin-1"))
+        for name, value in exchange.headers
+        if name in _TRACE_HEADERS
+    )
+
+    def understand() -> Call:
+        _, calls = surface.understand(exchange, body)
+        if len(calls) > 1:
+            raise InvalidRequest("Several prompts are not given to another model.", param="prompt")
+        return calls[0]
+
+    return RawPrompt(
+        path=exchange.path.decode("latin-1"),
+        body=body,
+        fields=members,
+        streamed=_member(members, "stream", bool) is True,
+        shows_usage=options is not None and options.get("include_usage") is True,
+        headers=headers,
+        understand=understand,
+    )
+
+
+def _call(exchange: Exchange, members: Members, raw: RawPrompt) -> Call:
+    """The call of a request that the engine checks itself: what is wrong with it is told there."""
+    known = _Known(
+        model=exchange.model,
+        service_tier=_member(members, "service_tier", str),
+        priority=_member(members, "priority", int),
+    )
+    if known.priority is not None:
+        check_ranges(known)
+    limits = (_member(members, name, int) for name in _OUTPUT_LIMITS)
+    output_tokens_max = next((limit for limit in limits if limit is not None and limit > 0), None)
+    choices = max(1, _member(members, "n", int) or 1) * _prompts(members)
+    return call_for(
+        exchange, known, raw, _TEXT, choices=choices, output_tokens_max=output_tokens_max
+    )
+
+
+def _prompts(members: Members) -> int:
+    """How many prompts a text completion has."""
+    prompt = members.get("prompt")
+    if prompt is None or bytes(memoryview(prompt)[:1]) != b"[":
+        return 1
+    parts = _value_of(prompt)
+    return 1 if all(isinstance(part, int) for part in parts) else len(parts)
+
+
+def _member(members: Members, name: str, kind: type) -> Any:
+    """The value of a member that has this type, else ``None``."""
+    raw = members.get(name)
+    value = None if raw is None else _value_of(raw)
+    return value if type(value) is kind else None

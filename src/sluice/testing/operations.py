@@ -1,0 +1,33 @@
+"""``Operations`` that change nothing and note what they were asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sluice.core.errors import ConfigError
+from sluice.server.ports import Reloaded, Setting
+
+
+@dataclass
+class FakeOperations:
+    """Answers with what the test put here. ``problems`` make a reload fail."""
+
+    in_force: Sequence[Setting] = ()
+    reloaded: Reloaded = field(default_factory=Reloaded)
+    problems: tuple[str, ...] = ()
+    reloads: int = 0
+    draining: dict[str, bool] = field(default_factory=dict)
+
+    def settings(self) -> Sequence[Setting]:
+        """``in_force``."""
+        return self.in_force
+
+    async def reload(self) -> Reloaded:
+        """``reloaded``, or ``ConfigError`` where there are ``problems``."""
+        self.reloads += 1
+        if self.problems:
+            raise ConfigError(self.problems)
+        return self.reloaded
+
+    def drain_replica(self, replica_id: str, *, on: bool) -> None:
+        """Note the wish."""
+        self.draining[replica_id] = on

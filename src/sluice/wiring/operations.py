@@ -1,0 +1,116 @@
+"""The running server under its operator's hand: settings that change while requests run.
+
+``RunningServer`` holds the settings in force and all that follows from them: the app, the bounds of
+the transport, the fleet's limits. It implements ``server.ports.Operations``. What can change
+without a restart is decided in ``config.changes``.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from sluice import __version__
+from sluice.cluster.gateway import LocalGateway
+from sluice.config.cautions import cautions
+from sluice.config.changes import Merged, merged, told
+from sluice.config.explain import explain
+from sluice.config.load import Loaded
+from sluice.config.sections import ServerSection
+from sluice.config.settings import conflicts
+from sluice.config.sources import dotted
+from sluice.core.errors import ConfigError
+from sluice.runtime.clock import monotonic_ns, wall_s
+from sluice.server.app import create_app
+from sluice.server.bodies import Bodies
+from sluice.server.current_app import CurrentApp
+from sluice.server.exchange import AsgiApp
+from sluice.server.ports import Reloaded, Setting
+from sluice.server.stamp import Sources
+from sluice.server.transport import Transport
+from sluice.wiring.defaults import models_of
+from sluice.wiring.gateway import reconfigure
+from sluice.wiring.remote import RemoteIds
+
+_log = logging.getLogger(__name__)
+
+
+class RunningServer:
+    """One server and the settings that it runs under.
+
+    ``read`` reads the settings from where ``loaded`` came from; it raises ``ConfigError``.
+    """
+
+    def __init__(
+        self,
+        gateway: LocalGateway,
+        loaded: Loaded,
+        read: Callable[[], Loaded],
+        transport: Transport,
+    ) -> None:
+        self.gateway = gateway
+        self.transport = transport
+        self._loaded = loaded
+        self._read = read
+        self._one_at_a_time = asyncio.Lock()
+        self._remote_ids = RemoteIds()
+        for name, section in models_of(loaded.settings).items():
+            self._remote_ids.of(name, section)
+        self._sources = Sources(wall_s, monotonic_ns, lambda: uuid.uuid4().hex, __version__)
+        self.app = CurrentApp(self.section, self._make_app)
+
+    @property
+    def section(self) -> ServerSection:
+        """The settings of the server that hold now."""
+        return self._loaded.settings.server
+
+    def settings(self) -> Sequence[Setting]:
+        """Every setting in force. Secrets are masked."""
+        settings = self._loaded.settings
+        served = replace(settings, models=models_of(settings))
+        entries = explain(replace(self._loaded, settings=served))
+        return [Setting(one.key, one.plain, one.origin) for one in entries]
+
+    async def reload(self) -> Reloaded:
+        """Read the settings again; see ``server.ports.Operations``."""
+        async with self._one_at_a_time:
+            try:
+                after = await asyncio.to_thread(self._read)
+                return self._apply(after, merged(self._loaded.settings, after.settings))
+            except ConfigError as error:
+                for problem in error.problems:
+                    _log.error("settings were not changed: %s", problem)
+                raise
+
+    def drain_replica(self, replica_id: str, *, on: bool) -> None:
+        """Give a replica nothing more, or use it again."""
+        self.gateway.drain_replica(replica_id, on=on)
+        _log.info("replica %s %s", replica_id, "gets no more requests" if on else "is used again")
+
+    def _apply(self, after: Loaded, change: Merged) -> Reloaded:
+        """Let the settings hold. What can fail comes before anything is changed."""
+        settings = change.settings
+        wrong = [f"{dotted(one.keys[0])}: {one.message}" for one in conflicts(settings)]
+        if wrong:
+            rest = "of what was read, only part can hold before a restart, and that is wrong: "
+            raise ConfigError(tuple(rest + problem for problem in wrong))
+        self.transport.reconfigure(settings.server)
+        kept = {path: self._loaded.origin(path) for path in change.waiting}
+        self._loaded = Loaded(settings, {**after.origins, **kept})
+        self.app.reconfigure(settings.server)
+        told_again = {
+            "applied": ", ".join(told(change.applied)),
+            "needs_restart": ", ".join(told(change.waiting)),
+        }
+        reconfigure(self.gateway, settings, self._remote_ids, told_again)
+        _log.info(
+            "settings read again; applied: %s; until a restart as before: %s",
+            told_again["applied"] or "nothing",
+            told_again["needs_restart"] or "nothing",
+        )
+        warnings = tuple(cautions(settings))
+        return Reloaded(told(change.applied), told(change.waiting), warnings)
+
+    def _make_app(self, section: ServerSection, bodies: Bodies) -> AsgiApp:
+        return create_app(self.gateway, section, self._sources, operations=self, bodies=bodies)

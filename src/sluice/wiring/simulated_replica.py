@@ -1,0 +1,63 @@
+"""The composition root of a simulated replica's process.
+
+``python -m sluice.wiring.simulated_replica BOOT FD``: arguments and conduct are those of ``replica``. It loads no engine and no tokenizer, so that a
+machine can run dozens of them.
+"""
+
+import logging
+import signal
+import socket
+import sys
+from dataclasses import replace
+
+import msgspec
+
+from sluice.cluster.channel import ChannelClosed, ReplicaChannel
+from sluice.core.costmodel import Coefficients, LinearCostModel
+from sluice.core.errors import ModelLoadError
+from sluice.executors.paced import PacedExecutor
+from sluice.runtime.calibration import calibrate
+from sluice.runtime.clock import monotonic_ns, sleep_until
+from sluice.runtime.messages import LoadFailed
+from sluice.runtime.word_pieces import ANSWER_VOCABULARY, MadeUpOutputs
+from sluice.telemetry import log
+from sluice.wiring.boot import ReplicaBoot
+from sluice.wiring.replica_life import Loaded, live
+from sluice.wiring.simulated import CHUNK_TOKENS_MAX, simulated_model
+
+_log = logging.getLogger("sluice.wiring.simulated_replica")  # as a program its name is __main__
+
+
+def main() -> None:
+    """Run the process that ``sys.argv`` describes."""
+    boot = ReplicaBoot.from_json(sys.argv[1])
+    channel = ReplicaChannel(socket.socket(fileno=int(sys.argv[2])))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway decides when to stop
+    log.set_up(boot.replica_id)
+    try:
+        run(boot, channel)
+    except ChannelClosed as closed:
+        _log.info("replica %s ends: %s", boot.replica_id, closed)
+
+
+def run(boot: ReplicaBoot, channel: ReplicaChannel) -> None:
+    """Serve the model of the boot's section. Raises ``ChannelClosed`` when the gateway is gone."""
+    start_ns = monotonic_ns()
+    try:
+        model = simulated_model(boot.section)
+    except ModelLoadError as error:
+        channel.send([LoadFailed(str(error))])
+        return
+    executor = PacedExecutor(
+        model.limits, model.times, ANSWER_VOCABULARY, monotonic_ns, sleep_until
+    )
+    cost = LinearCostModel(Coefficients())
+    calibrate(executor.unpaced, model.limits, cost)
+    chunk_tokens = boot.section.prefill_chunk_tokens_max or CHUNK_TOKENS_MAX
+    section = replace(boot.section, prefill_chunk_tokens_max=chunk_tokens)
+    boot = msgspec.structs.replace(boot, section=section)
+    live(boot, channel, Loaded(executor, executor.load(), cost, MadeUpOutputs(), start_ns))
+
+
+if __name__ == "__main__":
+    main()

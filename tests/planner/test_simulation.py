@@ -1,0 +1,275 @@
+"""Simulated fleets: what is counted, what goes wrong, and what must hold whatever the figures."""
+
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+from tests.planner.simulated import CHAT, GPU, LIMITS, TARGETS, fleet_of, played
+
+from sluice.cluster.classes import ServiceClasses
+from sluice.config.sections import SloSection
+from sluice.core.limits import TenantLimits
+from sluice.planner.estimate import Targets
+from sluice.planner.faults import fault_named
+from sluice.planner.outcome import Outcome
+from sluice.planner.simulation import SimulatedPool, Span, simulate
+from sluice.runtime.recording import Entry
+from sluice.runtime.replay import replay
+from sluice.telemetry.journal import JournalReader
+from sluice.telemetry.journal_file import JournalFile
+from sluice.telemetry.records import PolicyRecord, RequestEnded, RequestRejected
+from sluice.workload.asks import BadWorkload
+from sluice.workload.lengths import lengths_of
+from sluice.workload.mixes import Mix, shares_of
+from sluice.workload.synthetic import Sessions, Synthetic
+
+SEEDS = [1, 2]
+
+
+def sums_up(outcome: Outcome) -> bool:
+    whole = outcome.whole
+    return whole.requests == whole.e2e_s.count + whole.refused + whole.failed
+
+
+def test_below_its_capacity_a_fleet_meets_its_targets():
+    outcome = played(20.0)
+    assert outcome.attainment == 1.0
+    assert outcome.goodput_rps == pytest.approx(20.0, rel=0.2)
+    assert outcome.whole.requests == 300
+    assert 0.007 < outcome.whole.tpot_s.quantile(0.5) < 0.02
+    assert outcome.whole.ttft_s.quantile(0.5) < outcome.whole.e2e_s.quantile(0.5)
+    assert outcome.replica_hours == pytest.approx(outcome.simulated_s / 3600)
+    assert sums_up(outcome)
+
+
+def test_beyond_its_capacity_a_fleet_refuses_and_what_it_takes_is_good():
+    outcome = played(200.0)
+    assert outcome.whole.refused > 100
+    assert sum(outcome.reasons.values()) == outcome.whole.refused
+    assert outcome.goodput_rps > 30.0
+    assert sums_up(outcome)
+
+
+def test_what_is_drawn_is_what_is_answered():
+    outcome = played(10.0, 50, lengths=lengths_of(100, 7))
+    assert outcome.whole.output_tokens == 50 * 7
+    # the first of 7 tokens is not in the time per token of the others
+    assert outcome.whole.tpot_s.count == 50
+    assert played(10.0, 50, lengths=lengths_of(100, 1)).whole.tpot_s.count == 0
+
+
+def test_the_warm_up_is_played_and_not_counted():
+    outcome = played(20.0, 300, warm_up=100)
+    assert outcome.whole.requests == 200
+    assert [requests for requests, _ in outcome.batches] == [10] * 20
+    assert outcome.arriving_s == pytest.approx(200 / 20.0, rel=0.3)
+
+
+def test_one_seed_gives_one_outcome_and_another_seed_another():
+    a, b, c = (played(35.0, 150, seed=seed) for seed in (1, 1, 2))
+    assert (a.whole.e2e_s.total, a.steps, a.batches) == (b.whole.e2e_s.total, b.steps, b.batches)
+    assert a.whole.e2e_s.total != c.whole.e2e_s.total
+
+
+def test_common_beginnings_of_conversations_come_from_the_cache():
+    chats = Synthetic(10.0, lengths_of(200, 30), sessions=Sessions(5.0, 1.0, 512))
+    with_cache, without = (
+        simulate(chats, fleet, seed=1, span=Span(200))
+        for fleet in (fleet_of(), _without_cache(fleet_of()))
+    )
+    assert with_cache.whole.ttft_s.total < 0.7 * without.whole.ttft_s.total
+
+
+def _without_cache(fleet):
+    (pool,) = fleet.pools
+    return replace(
+        fleet, pools=(replace(pool, batching=replace(pool.batching, prefix_cache=False)),)
+    )
+
+
+# ---------------------------------------------------------------------- classes, tenants, models
+
+
+def two_models(**classes: SloSection):
+    """``large`` gives over to ``small``, which is three times as fast."""
+    (pool,) = fleet_of().pools
+    slow = replace(GPU, step_ns=21e6, token_ns=54e3, row_ns=60e3)
+    pools = []
+    for name, times in (("large", slow), ("small", GPU)):
+        smaller = "small" if name == "large" else None
+        limits = replace(pool.limits, model=name, replica_ids=(f"{name}-0",), smaller=smaller)
+        pools.append(
+            SimulatedPool(limits, pool.batching, times, ServiceClasses(classes, default=None))
+        )
+    return replace(fleet_of(), pools=tuple(pools))
+
+
+def test_classes_and_tenants_and_models_are_counted_apart():
+    classes = {"chat": SloSection(ttft_s=0.5, tpot_s=0.05, tier=0), "batch": SloSection(tier=5)}
+    mix = Mix(
+        shares_of("model", ["large", "small"]),
+        shares_of("class", ["chat=2", "batch=1"]),
+        shares_of("tenant", ["a", "b"]),
+    )
+    workload = Synthetic(30.0, CHAT, mix=mix)
+    outcome = simulate(workload, two_models(**classes), seed=1, span=Span(300))
+    assert set(outcome.classes) == {"chat", "batch"}
+    assert set(outcome.tenants) == {"a", "b"}
+    for groups in (outcome.classes, outcome.tenants, outcome.models):
+        assert sum(tally.requests for tally in groups.values()) == 300
+    assert outcome.classes["chat"].requests == pytest.approx(200, rel=0.15)
+
+
+def test_a_ladder_shortens_and_hands_over_to_the_smaller_model():
+    chat = SloSection(
+        ttft_s=0.4, tpot_s=0.06, overload=("smaller", "queue", "refuse"), shorten_tokens=16
+    )
+    mix = Mix(shares_of("model", ["large"]), shares_of("class", ["chat"]))
+    workload = Synthetic(60.0, CHAT, mix=mix, output_tokens_max=400)
+    outcome = simulate(workload, two_models(chat=chat), seed=1, span=Span(300))
+    assert outcome.models["small"].degraded > 20
+    plain = replace(chat, overload=("queue", "refuse"))
+    refusing = simulate(workload, two_models(chat=plain), seed=1, span=Span(300))
+    assert refusing.whole.degraded == 0
+    assert outcome.whole.met > refusing.whole.met
+    shorter = replace(chat, overload=("shorten", "queue", "refuse"))
+    cut = simulate(workload, two_models(chat=shorter), seed=1, span=Span(300))
+    assert cut.whole.degraded > 0
+
+
+def test_a_tenant_has_no_more_than_its_limit():
+    fleet = replace(fleet_of(), tenants=(TenantLimits("a", requests_per_minute=60),))
+    workload = Synthetic(20.0, CHAT, mix=Mix(tenants=shares_of("tenant", ["a", "b"])))
+    outcome = simulate(workload, fleet, seed=1, span=Span(300))
+    assert outcome.tenants["a"].met <= 60 + 15
+    assert outcome.tenants["b"].refused == 0
+    assert outcome.reasons["requests_per_minute"] > 50
+
+
+def test_a_model_that_no_pool_has_is_told():
+    workload = Synthetic(20.0, CHAT, mix=Mix(shares_of("model", ["huge"])))
+    with pytest.raises(BadWorkload, match="'huge'; models are model"):
+        simulate(workload, fleet_of(), seed=1, span=Span(3))
+
+
+# ----------------------------------------------------------------------------------------- faults
+
+
+def with_faults(*texts, replicas=2, load_ns=0):
+    fleet = fleet_of(replicas, load_ns=load_ns)
+    return replace(fleet, faults=tuple(fault_named(text, fleet.replica_ids) for text in texts))
+
+
+def test_a_lost_replica_costs_requests_and_hours_until_it_is_back():
+    whole, lost, gone = (
+        played(60.0, 300, fleet=with_faults(*faults, load_ns=10**9))
+        for faults in ((), ("replica-lost@2s",), ("replica-gone@2s",))
+    )
+    assert whole.attainment == 1.0
+    assert lost.whole.failed > 0
+    assert gone.attainment < lost.attainment < 1.0
+    assert gone.replica_hours < lost.replica_hours < whole.replica_hours
+    assert sums_up(lost)
+    assert sums_up(gone)
+
+
+def test_a_slow_replica_slows_what_runs_on_it_and_only_then():
+    plain, slow = (
+        played(30.0, 300, fleet=with_faults(*f)) for f in ((), ("replica-slow@3s:x=4,for=3s",))
+    )
+    assert slow.whole.tpot_s.quantile(0.99) > 2 * plain.whole.tpot_s.quantile(0.99)
+    assert slow.whole.tpot_s.quantile(0.5) < 1.5 * plain.whole.tpot_s.quantile(0.5)
+
+
+def test_a_stall_is_seen_by_those_who_stream_then():
+    plain, stalled = (
+        played(20.0, 200, fleet=with_faults(*f, replicas=1))
+        for f in ((), ("replica-stall@5s:for=2s",))
+    )
+    assert plain.whole.e2e_s.quantile(1.0) < 2.0 < stalled.whole.e2e_s.quantile(1.0)
+    assert stalled.whole.e2e_s.quantile(0.5) < 1.2 * plain.whole.e2e_s.quantile(0.5)
+
+
+# ---------------------------------------------------------------------------------------- journal
+
+
+def journal_of(folder, seed=1, **changes):
+    fleet = replace(with_faults("replica-lost@2s", load_ns=10**9), **changes)
+    journal = JournalFile(folder, "simulation")
+    outcome = simulate(Synthetic(60.0, CHAT), fleet, seed=seed, span=Span(150), journal=journal)
+    (segment,) = folder.iterdir()
+    return outcome, segment
+
+
+def test_two_runs_with_one_seed_write_equal_journals(tmp_path):
+    first, second, other = (
+        journal_of(tmp_path / name, seed)[1] for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()
+    assert first.read_bytes() != other.read_bytes()
+
+
+def test_a_journal_has_every_ending_and_replays_to_the_same_plans(tmp_path):
+    outcome, segment = journal_of(tmp_path / "a")
+    reader = JournalReader(segment.parent)
+    records = [entry.record for entry in reader.entries()]
+    assert reader.problems == []
+    ended = [one for one in records if isinstance(one, RequestEnded)]
+    refused = [one for one in records if isinstance(one, RequestRejected)]
+    assert len(ended) == outcome.whole.e2e_s.count + outcome.whole.failed
+    assert len(refused) == outcome.whole.refused
+    entries = [
+        Entry(one.t_ns, one.role, one.name, one.payload)
+        for one in records
+        if isinstance(one, PolicyRecord) and one.owner == "model-1"
+    ]
+    replayed = replay(entries)
+    assert replayed.difference is None
+    assert replayed.steps > 100
+
+
+def test_a_folder_with_a_journal_is_not_written_to(tmp_path):
+    journal_of(tmp_path / "a")
+    with pytest.raises(FileExistsError, match="journal already"):
+        JournalFile(tmp_path / "a", "simulation")
+
+
+# ------------------------------------------------------------------------------------ metamorphic
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("rate", [30.0, 90.0])
+def test_one_replica_more_never_lowers_goodput(rate, seed):
+    good = [played(rate, 300, seed, fleet=fleet_of(count)).whole.met for count in (1, 2, 3)]
+    assert good[1] >= good[0] - 3
+    assert good[2] >= good[1] - 3
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("rate", [30.0, 60.0])
+def test_tighter_targets_never_raise_goodput(rate, seed):
+    tried = [Targets(0.6, 0.05), TARGETS, Targets(0.15, 0.025), Targets(0.15, 0.015)]
+    good = [played(rate, 300, seed, fleet=fleet_of(targets=each)).whole.met for each in tried]
+    for loose, tight in zip(good, good[1:], strict=False):
+        assert tight <= loose + 0.03 * 300
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_longer_prompts_never_raise_goodput(seed):
+    good = [
+        played(60.0, 300, seed, lengths=lengths_of(prompt, 40)).whole.met
+        for prompt in (100, 400, 1600)
+    ]
+    assert good[0] + 3 >= good[1] >= good[2] - 3
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_faster_steps_never_slow_requests(seed):
+    fast = replace(GPU, step_ns=4e6, decode_context_ns=20.0)
+    slow_run, fast_run = (
+        played(25.0, 300, seed, fleet=fleet_of(coefficients=each)) for each in (GPU, fast)
+    )
+    for name in ("ttft_s", "tpot_s", "e2e_s"):
+        assert getattr(fast_run.whole, name).total <= getattr(slow_run.whole, name).total
