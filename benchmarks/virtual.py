@@ -1,6 +1,6 @@
 """How fast virtual time is: simulated requests per minute of one core, and where the time goes.
 
-Run with ``python benchmarks/virtual.py [REQUESTS]``. The whole policy runs: fleet, replicas, virtual
+Run with ``python benchmarks/virtual.py [REQUESTS]``. All policy runs: fleet, replicas, virtual
 driver, simulated executors. Two loads: 500 tokens in and 150 out at steady load, and 4,096 in on a
 fleet that takes 1,000 requests per second.
 """
@@ -18,7 +18,7 @@ from time import process_time
 from sluice.core.costmodel import Coefficients, FixedCostModel
 from sluice.core.events import Arrived, FleetEffect, FleetEvent, Reject, ReplicaEffect, ReplicaEvent
 from sluice.core.fleet import Fleet
-from sluice.core.pools import PoolLimits
+from sluice.core.limits import PoolLimits
 from sluice.core.replica import Replica
 from sluice.core.request import Request
 from sluice.core.roster import BatchingLimits

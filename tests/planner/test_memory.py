@@ -15,6 +15,7 @@ from sluice.planner.names import CannotPlan
 from sluice.planner.tables import own_tables
 from sluice.planner.weight_files import weights_bytes
 from sluice.planner.work import Deployment, Layout
+from tests.runtime.gguf_files import gguf_bytes
 
 
 def deployment(model="llama-3.1-70b", gpu="h100", precision="fp8", tensor=2):
@@ -78,6 +79,19 @@ def test_d25_weights_of_a_file_are_the_sum_of_its_tensors(tmp_path):
         file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(27))
     assert weights_bytes(tmp_path / "one.safetensors") == 27
     assert weights_bytes(tmp_path) == 54
+
+
+def test_d25_weights_of_a_gguf_file_are_those_of_its_tensors_without_the_header(tmp_path):
+    file = tmp_path / "w.gguf"
+    file.write_bytes(gguf_bytes({"general.architecture": "llama"}, tensor_elements=640))
+    assert weights_bytes(file) == 4 * 640
+    assert weights_bytes(tmp_path) == 4 * 640
+
+
+def test_d25_a_file_decides_the_size_of_the_weights_and_not_parameters_times_bits():
+    plain = deployment()
+    assert replace(plain, file_bytes=40e9).weights_bytes == 20e9
+    assert budget_of(replace(plain, file_bytes=40e9)).weights_bytes != budget_of(plain).weights_bytes
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x02" + bytes(7) + b"[]"])

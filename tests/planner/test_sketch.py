@@ -7,9 +7,10 @@ import pytest
 from sluice.planner.sketch import RATIO, Sketch
 
 
-@pytest.mark.parametrize("draw", [Random(1).random, lambda: Random.lognormvariate(R, -3, 2)])
-def test_quantiles_are_near_the_exact_ones(draw):
-    values = [draw() for _ in range(5000)]
+@pytest.mark.parametrize("sigma", [0.1, 2.0])
+def test_quantiles_are_near_the_exact_ones(sigma):
+    random = Random(1)
+    values = [random.lognormvariate(-3, sigma) for _ in range(5000)]
     sketch = Sketch()
     for value in values:
         sketch.add(value)
@@ -18,9 +19,6 @@ def test_quantiles_are_near_the_exact_ones(draw):
         exact = values[max(0, round(share * 5000) - 1)]
         assert sketch.quantile(share) == pytest.approx(exact, rel=RATIO - 1)
     assert sketch.mean == pytest.approx(sum(values) / 5000)
-
-
-R = Random(2)
 
 
 def test_of_nothing_there_is_no_quantile_and_zeros_count():

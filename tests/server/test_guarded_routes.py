@@ -3,8 +3,10 @@
 The tests walk over the routes themselves. A route that takes work needs a line in ``WORK``.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,11 +14,14 @@ import pytest
 from sluice.config.load import digest
 from sluice.config.sections import ServerSection, TenantSection
 from sluice.core.limits import TenantLimits
+from sluice.runtime.generation import Relaying
 from sluice.server.auth import Permission, permission_of
 from sluice.server.limits import Limits
 from sluice.server.routes import ROUTES, routes
 from sluice.testing.gateway import FakeGateway
 from sluice.testing.operations import FakeOperations
+from sluice.testing.upstream import Received, Script, Until, whole
+from tests.cluster.relay_rig import answering, relay
 from tests.server.test_overload_page import KEY, SECTION, Start, start
 from tests.server.wire_client import ask, connected, post, read_until
 
@@ -27,17 +32,27 @@ WORK: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2},
     "/v1/completions": {"prompt": [1, 2, 3], "max_tokens": 2},
     "/v1/responses": {"input": "x", "max_output_tokens": 2},
+    "/v1/embeddings": {"input": "x"},
+    "/v1/rerank": {"query": "x", "documents": ["y"]},
+    "/rerank": {"query": "x", "documents": ["y"]},
+    "/v1/score": {"text_1": "x", "text_2": "y"},
+    "/score": {"text_1": "x", "text_2": "y"},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
 }
 PATHS = sorted(WORK)
+HERE = sorted(path for path in WORK if path.encode() in ROUTES)
+LIMITS = ["requests_per_minute", "tokens_per_minute", "concurrency"]
 
 
 def test_every_route_that_takes_work_is_listed_here():
-    taking = {path.decode() for path, route in ROUTES.items() if route.method == "POST"}
+    served = routes(remote=True).exact
+    taking = {path.decode() for path, route in served.items() if route.method == "POST"}
     assert taking == set(WORK)
 
 
 def test_every_other_route_reads_no_body_or_is_the_operators():
-    served = routes(FakeOperations())
+    served = routes(FakeOperations(), remote=True)
     for path, route in {**served.exact, **served.beginning}.items():
         if path.decode() not in WORK:
             assert route.method == "GET" or permission_of(path) is Permission.ADMIN
@@ -48,7 +63,8 @@ def server(serve_module):
     section = ServerSection(
         listen="127.0.0.1:0", body_bytes_max=2000, api_key_digests=(digest("right"),)
     )
-    return serve_module(FakeGateway(), section, Limits(body_bytes_max=2000, body_s_max=0.05))
+    gateway = FakeGateway(relaying=Relaying(always=frozenset({"tiny"})))
+    return serve_module(gateway, section, Limits(body_bytes_max=2000, body_s_max=0.05))
 
 
 def head(path: str, key: str, *lines: str) -> bytes:
@@ -87,8 +103,8 @@ def test_another_type_than_json_is_refused(server, path):
     assert (answer.status, answer.error["param"]) == (400, "content-type")
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute", "concurrency"])
+@pytest.mark.parametrize("path", HERE)
+@pytest.mark.parametrize("limit", LIMITS)
 def test_a_tenant_cannot_pass_its_limits_on_any_route(start: Start, path, limit):
     limits = {limit: 1}
     tenants = {"acme": TenantSection(**limits)}
@@ -100,3 +116,47 @@ def test_a_tenant_cannot_pass_its_limits_on_any_route(start: Start, path, limit)
     answer = post(server, path, {"model": "tiny", **WORK[path]}, KEY)
     assert (answer.status, answer.error["code"]) == (429, limit)
     assert answer.headers["x-sluice-reason"].startswith(limit)
+
+
+@pytest.fixture(scope="module")
+def remote():
+    """A remote model, and a tenant for each limit and each route, whose key is their names."""
+    tenants = {
+        f"{limit}{path.replace('/', '.')}": TenantSection(**{limit: 1})
+        for limit in LIMITS
+        for path in PATHS
+    }
+    keys = tuple((digest(name), name) for name in tenants)
+    section = ServerSection(listen="127.0.0.1:0", tenant_key_digests=keys)
+
+    gates: list[asyncio.Event] = []
+
+    def answer(request: Received) -> Script:
+        whole_answer = whole(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+        return [Until(gates[-1]), *whole_answer] if b"hold" in request.body else whole_answer
+
+    with relay(answering(answer), settings={"server": section, "tenants": tenants}) as rig:
+        yield rig, gates
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_tenant_cannot_pass_its_limits_on_any_route_of_a_remote_model(remote, path, limit):
+    rig, gates = remote
+    gates.append(asyncio.Event())
+    key = {"authorization": f"Bearer {limit}{path.replace('/', '.')}"}
+    work = {"model": "big", **WORK[path]}
+    if limit == "requests_per_minute":
+        assert rig.post(path, work, **key).status == 200
+    with ThreadPoolExecutor(1) as threads:
+        held = None
+        if limit == "concurrency":
+            sent = len(rig.sent())
+            held = threads.submit(rig.post, path, {**work, "user": "hold"}, **key)
+            rig.eventually(lambda: len(rig.sent()) > sent)
+        answer = rig.post(path, work, **key)
+        assert (answer.status, answer.error["code"]) == (429, limit)
+        if held is not None:
+            rig.thread.loop.call_soon_threadsafe(gates[-1].set)
+            assert held.result().status == 200
+            assert rig.post(path, work, **key).status == 200

@@ -1,7 +1,10 @@
 """Under more load than it can serve, a fleet keeps the promises that it makes."""
 
+from dataclasses import replace
+
 import pytest
 
+from sluice.core.door import late_whatever
 from sluice.core.events import Cancelled
 from tests.simulation.overload import GPU, TTFT_NS, Overload, S, peak_over_mean, quantile
 
@@ -33,6 +36,40 @@ def test_at_twice_the_capacity_what_is_dispatched_is_on_time(seed):
     assert len(served) > 240
     assert sum(call.good for call in served) >= 0.99 * len(served)
     assert run.preemptions == 0
+
+
+class Foreseeing(Overload):
+    """Asks before each arrival whether it would be late whatever its prompt is."""
+
+    def __init__(self, seed, **options):
+        super().__init__(seed, **options)
+        self.foreseen: dict[str, bool] = {}
+
+    def ask(self, call):
+        request = replace(
+            call.request,
+            arrived_ns=self.fleet.driver.now_ns,
+            ttft_due_ns=self.fleet.driver.now_ns + TTFT_NS,
+        )
+        least = replace(request, prompt=(), output_tokens_max=1)
+        number = self.core._arrivals + 1
+        refusal = late_whatever(self.core._pools["m"], least, number, self.fleet.driver.now_ns)
+        self.foreseen[call.name] = refusal is not None
+        super().ask(call)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_is_foreseen_to_be_late_without_its_prompt_is_refused_with_it(seed):
+    run = Foreseeing(seed)
+    for number in range(300):
+        at_ns = S + round(number * S / (3 * CAPACITY))
+        prompt = run.random.choice((10, 40, 80))
+        run.call(at_ns, prompt, 100, likeness=1 + number)
+    run.run()
+    foreseen = [call for call in run.calls.values() if run.foreseen[call.name]]
+    assert {call.outcome for call in foreseen} == {"429 predicted_late"}
+    late = [call for call in run.calls.values() if call.outcome == "429 predicted_late"]
+    assert len(foreseen) > 0.5 * len(late) > 50
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from sluice.workload.asks import BadWorkload
+from sluice.workload.asks import Ask, BadWorkload
 from sluice.workload.lengths import Empirical, Joint, Lognormal, lengths_of
 from sluice.workload.mixes import Mix, shares_of
 from sluice.workload.prompts import Prompts
@@ -76,7 +76,7 @@ def test_a_turn_of_a_conversation_begins_with_all_that_came_before_it():
     asks = first(CHATS, 3000)
     assert all(a.at_ns <= b.at_ns for a, b in pairwise(asks))
     assert len(asks) / asks[-1].at_ns * 1e9 == pytest.approx(10.0, rel=0.1)
-    turns = {}
+    turns: dict[int, Ask] = {}
     prompts = Prompts()
     for ask in asks[:400]:
         system, own = ask.prompt

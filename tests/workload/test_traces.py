@@ -28,9 +28,11 @@ BURST = (
     "5,ChatGPT,10,3,13,Conversation log\n6,ChatGPT,99,0,99,Conversation log\n"
     "6,GPT-4,20,4,24,API log\n6,ChatGPT,30,5,35,Conversation log\n"
 )
-OTHER = '{"when": 500, "in": 10, "out": 3}\n\n{"when": 1500, "in": 20, "out": 4}\n' + (
-    '{"when": 1500, "in": 30, "out": 5}'
-)
+OTHER = """{"when": 500, "in": 10, "out": 3}
+
+{"when": 1500, "in": 20, "out": 4}
+{"when": 1500, "in": 30, "out": 5}
+"""
 
 
 def written(tmp_path, text, name="trace.csv"):
@@ -117,7 +119,7 @@ def test_columns_that_do_not_name_all_are_refused(texts):
         columns_of(texts)
 
 
-@pytest.mark.parametrize("text", [OURS.split("\n1.5")[0], OURS.replace("1.5", "0.5")])
+@pytest.mark.parametrize("text", [OURS.split("\n1.5", maxsplit=1)[0], OURS.replace("1.5", "0.5")])
 def test_a_trace_without_a_rate_is_refused(tmp_path, text):
     with pytest.raises(BadWorkload, match="a rate needs two at different times"):
         facts_of(written(tmp_path, text))

@@ -135,9 +135,7 @@ def _model_overrides(asked: Mapping[str, Any]) -> Sequence[Override]:
     return [parse_override(f"{key}={value}") for key, value in texts.items()]
 
 
-def _fleet(
-    settings: Settings, wanted: WorkloadWanted, asked: Mapping[str, Any]
-) -> SimulatedFleet:
+def _fleet(settings: Settings, wanted: WorkloadWanted, asked: Mapping[str, Any]) -> SimulatedFleet:
     return simulated_fleet(settings, wanted.lengths, load_ns(asked["load_time"]))
 
 

@@ -28,6 +28,8 @@ from sluice.runtime.streams import PieceStream
 AnyModel = ServedModel | RemoteModel
 
 _CLIENT_LEFT = "the client left"
+# Tokens of a remote engine that are told to the fleet together, after the first.
+_TOLD_TOGETHER = 8
 
 
 @dataclass(slots=True)
@@ -42,6 +44,7 @@ class _Live:
     replica: str = ""
     tokens: int = 0
     cancelled: bool = False
+    untold: int = 0
     relay: Relay | None = None
 
     @property
@@ -116,15 +119,9 @@ class LiveCalls:
         live.change(output_tokens_max=effect.output_tokens_max, degraded=degraded)
         live.stream.shortened(effect.output_tokens_max)
 
-    def call_for_smaller(self, effect: Retarget, *, remote: bool) -> Call:
-        """The call as it would be for the smaller model, to be tokenised. Raises ``RequestError``.
-
-        One that was not read so far is read where the smaller model batches here.
-        """
-        call = self._live[effect.request_id].call
-        if not remote and isinstance(call.prompt, RawPrompt):
-            call = replace(call.prompt.understand(), raw=call.prompt)
-        return replace(call, model=effect.model)
+    def call_for_smaller(self, effect: Retarget) -> Call:
+        """The call as it would be for the smaller model, to be read and tokenised."""
+        return replace(self._live[effect.request_id].call, model=effect.model)
 
     def arrive_at_smaller(
         self, effect: Retarget, submit: Submit | Forward, served: AnyModel
@@ -172,12 +169,26 @@ class LiveCalls:
         live.tokens += delta.tokens
         live.stream.put(delta)
 
-    def passed(self, request_id: str, tokens: int) -> None:
-        """Output of a remote engine goes out; its text is not looked at."""
+    def passed(self, request_id: str, tokens: int) -> int:
+        """Output of a remote engine goes out; its text is not looked at.
+
+        Returns the tokens that the fleet is to be told of, a few at a time.
+        """
+        live = self._live.get(request_id)
+        if live is None:
+            return 0
+        self._observer.text(live.request, Delta(0, "", tokens))
+        live.untold += tokens
+        told = live.untold if not live.tokens or live.untold >= _TOLD_TOGETHER else 0
+        live.tokens += tokens
+        live.untold -= told
+        return told
+
+    def recorded(self, request_id: str, raw: bytes) -> None:
+        """What a remote engine answers, for a journal that holds texts."""
         live = self._live.get(request_id)
         if live is not None:
-            self._observer.text(live.request, Delta(0, "", tokens))
-            live.tokens += tokens
+            self._observer.recorded(live.request, raw)
 
     def end_choice(self, message: ChoiceDone) -> None:
         """One choice is whole."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, assert_never
 
 from sluice.cluster.calls import AnyModel, LiveCalls
-from sluice.cluster.forward import Forward
+from sluice.cluster.forward import Forward, understood
 from sluice.cluster.local import ReplicaListener, ReplicaProcess
 from sluice.cluster.observer import Observer
 from sluice.cluster.readiness import crash_loops, is_whole, readiness, serves
@@ -276,8 +276,18 @@ class FleetDriver:
 
     def passed(self, request_id: str, tokens: int) -> None:
         """A remote replica's output goes out to its client."""
-        self._handle(Progress(request_id, tokens))
-        self._calls.passed(request_id, tokens)
+        told = self._calls.passed(request_id, tokens)
+        if told:
+            self._handle(Progress(request_id, told))
+
+    @property
+    def records_text(self) -> bool:
+        """Whether the journal holds what engines answer."""
+        return self._observer.records_text
+
+    def recorded(self, request_id: str, raw: bytes) -> None:
+        """What a remote replica answers, for the journal."""
+        self._calls.recorded(request_id, raw)
 
     def failed(self, replica_id: str, turn: Turn, error: UpstreamError) -> None:
         """A remote replica gave no whole answer to a call; the fleet may let another one try."""
@@ -349,7 +359,8 @@ class FleetDriver:
             case Shorten():
                 self._calls.shortened(effect)
             case Retarget():
-                task = asyncio.get_running_loop().create_task(self._retarget(effect))
+                call = self._calls.call_for_smaller(effect)
+                task = asyncio.get_running_loop().create_task(self._retarget(effect, call))
                 self._retargets.add(task)
                 task.add_done_callback(self._retargets.discard)
             case Abort():
@@ -369,7 +380,7 @@ class FleetDriver:
             case _:
                 assert_never(effect)
 
-    async def _retarget(self, effect: Retarget) -> None:
+    async def _retarget(self, effect: Retarget, call: Call) -> None:
         """Let a call that its model does not take arrive at the smaller one.
 
         The fleet knows nothing of it meanwhile. Its client may leave, and it may be ended with all
@@ -378,8 +389,9 @@ class FleetDriver:
         served, arrived, failed = self._models[effect.model], None, True
         try:
             try:
-                remote = self._is_remote(effect.model)
-                submit = await served.submit(self._calls.call_for_smaller(effect, remote=remote))
+                if not self._is_remote(effect.model):
+                    call = await understood(call)
+                submit = await served.submit(call)
             except (RequestError, Overloaded):
                 arrived = self._calls.stay_at_larger(effect)
             else:

@@ -5,7 +5,9 @@ caller's bytes are forwarded: of the JSON object only those members are replaced
 and all others keep every byte.
 """
 
+import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,12 +15,14 @@ import msgspec
 from sluice.cluster.classes import OPENAI_TIERS, UNNAMED_TIERS
 from sluice.core.request import Request, Rung
 from sluice.executors.dialects import Dialect
-from sluice.runtime.generation import RawPrompt
+from sluice.runtime.generation import Call, RawPrompt
 
 # The members that say how long an output may get.
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # Routes whose streams tell their usage only where ``stream_options`` asks for it.
 _WITH_STREAM_OPTIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
+# Reading a larger body would hold up the event loop.
+_INLINE_BYTES_MAX = 64 * 1024
 _encode = msgspec.json.encode
 
 
@@ -28,6 +32,18 @@ class Forward(msgspec.Struct, frozen=True):
     request: Request
     raw: RawPrompt
     text_bytes: int
+
+
+async def understood(call: Call) -> Call:
+    """The call for a model that batches here; it was not read so far. Raises ``RequestError``."""
+    raw = call.prompt
+    if not isinstance(raw, RawPrompt):
+        return call
+    if len(raw.body) > _INLINE_BYTES_MAX:
+        read = await asyncio.to_thread(raw.understand)
+    else:
+        read = raw.understand()
+    return replace(read, model=call.model, slo_class=call.slo_class, raw=raw)
 
 
 class Wording(msgspec.Struct, frozen=True):

@@ -59,9 +59,12 @@ class Observer:
         timing = CallTiming(call.model, self._clock(), request.slo_class)
         timing.whole = isinstance(call.prompt, RawPrompt) and not call.prompt.streamed
         self._timings[request.id] = timing
-        if self._journal is not None and self._journal.records_text:
+        if self.records_text:
             # A token has at least one character of text in all but odd vocabularies.
-            timing.texts = CallTexts(text_of(request.prompt[:TEXT_CHARS_MAX]))
+            prompt = text_of(request.prompt[:TEXT_CHARS_MAX])
+            if isinstance(call.prompt, RawPrompt):
+                prompt = call.prompt.body[:TEXT_CHARS_MAX].decode("utf-8", "replace")
+            timing.texts = CallTexts(prompt)
         self._metrics.arrived(call.model)
         self._write(
             records.RequestArrived(
@@ -240,6 +243,17 @@ class Observer:
         timing.choice_ns[delta.choice] = timing.last_ns = now_ns
         timing.tokens += delta.tokens
 
+    @property
+    def records_text(self) -> bool:
+        """Whether prompts and outputs go into the journal."""
+        return self._journal is not None and self._journal.records_text
+
+    def recorded(self, request: Request, raw: bytes) -> None:
+        """Bytes that a remote engine answered: they are its output as far as anyone reads it."""
+        texts = self._timings[request.id].texts
+        if texts is not None:
+            texts.add(Delta(0, raw.decode("utf-8", "replace"), 0))
+
     def ended(self, request: Request, ended: messages.RequestEnded) -> None:
         """The call had its one ending."""
         timing = self._timings.pop(request.id)
@@ -252,6 +266,7 @@ class Observer:
             None if tpot_ns is None else tpot_ns / 1e9,
             timing.counted,
         )
+        self._metrics.engine_told(timing.model, ended.engine_ttft_ns, estimated=ended.is_estimated)
         outcome = self._outcome(request, timing, ended.reason)
         self._metrics.outcome(timing.model, timing.slo_class, outcome)
         phases, usage = ended.phases, ended.usage

@@ -21,8 +21,6 @@ from sluice.executors.stream import (
 )
 from sluice.runtime.streams import PieceStream
 
-# Tokens that are told to the fleet together, after the first.
-_TOLD_TOGETHER = 8
 _CUT_FINISHES = frozenset({"length", "incomplete"})
 
 
@@ -65,8 +63,8 @@ class Turn:
     """One attempt at one replica. ``clock`` gives monotonic nanoseconds.
 
     ``on_begun`` is told of the head of an answer, ``on_tokens`` of output that goes out,
-    ``on_ended`` of the whole answer before its last bytes do, ``on_failed`` of what broke it. None
-    of them is called once it was left.
+    ``on_ended`` of the whole answer before its last bytes do, ``on_failed`` of what broke it, and
+    ``on_text``, where texts are recorded, of all bytes. None of them is called once it was left.
     """
 
     forward: Forward
@@ -77,10 +75,10 @@ class Turn:
     on_tokens: "Callable[[Turn, int], None]"
     on_ended: "Callable[[Turn, Answer], None]"
     on_failed: "Callable[[Turn, UpstreamError], None]"
+    on_text: "Callable[[Turn, bytes], None] | None" = None
     dispatched_ns: int = 0
     first_ns: int | None = None
     tokens: int = 0
-    untold: int = 0
     cut: bool = False
     left: bool = False
     expiry: asyncio.TimerHandle | None = None
@@ -109,10 +107,11 @@ class Turn:
         async with answer:
             try:
                 async for chunk in answer:
+                    if self.left:
+                        return
                     self._note(chunk)
                     if chunk.last:
-                        if not self.left:
-                            self.on_ended(self, answer)
+                        self.on_ended(self, answer)
                         yield self._passed(chunk.raw), True
                         return
                     if self.first_ns is None and not chunk.finishes:
@@ -138,18 +137,17 @@ class Turn:
         return self._answer
 
     def _note(self, chunk: Chunk) -> None:
-        """Count what a chunk holds; output is told to the fleet, a few tokens at a time."""
+        """Count what a chunk holds, and tell what goes out."""
+        if self.on_text is not None:
+            self.on_text(self, chunk.raw)
         if any(finish in _CUT_FINISHES for _, finish in chunk.finishes):
             self.cut = True
         if not chunk.tokens or not self.asked.streamed:
             return
         self.tokens += chunk.tokens
-        self.untold += chunk.tokens
-        if self.first_ns is None or self.untold >= _TOLD_TOGETHER:
-            if self.first_ns is None:
-                self.first_ns = self.clock()
-            told, self.untold = self.untold, 0
-            self.on_tokens(self, told)
+        if self.first_ns is None:
+            self.first_ns = self.clock()
+        self.on_tokens(self, chunk.tokens)
 
     def _passed(self, raw: bytes) -> bytes:
         if not self._held:

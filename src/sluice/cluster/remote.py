@@ -48,6 +48,15 @@ class RemoteListener(Protocol):
         """It is ready, reports its load, or has ended a call."""
         ...
 
+    @property
+    def records_text(self) -> bool:
+        """Whether it wants to see the bytes of answers."""
+        ...
+
+    def recorded(self, request_id: str, raw: bytes) -> None:
+        """Bytes of an answer, for the record."""
+        ...
+
     def passed(self, request_id: str, tokens: int) -> None:
         """Output of a call goes out to its client."""
         ...
@@ -192,7 +201,8 @@ class RemoteReplica:
         now_ns = self._clock()
         turn = Turn(
             forward, self._engine, asked, self._clock,
-            self._on_begun, self._on_tokens, self._on_ended, self._on_failed, now_ns,
+            self._on_begun, self._on_tokens, self._on_ended, self._on_failed,
+            self._on_text if self._listener.records_text else None, now_ns,
         )  # fmt: skip
         if request.deadline_ns is not None:
             left_s = max(0, request.deadline_ns - now_ns) / 1e9
@@ -208,6 +218,9 @@ class RemoteReplica:
         if left is not None:
             self._listener.told(self.replica_id, left, turn.dispatched_ns)
 
+    def _on_text(self, turn: Turn, raw: bytes) -> None:
+        self._listener.recorded(turn.request_id, raw)
+
     def _on_tokens(self, turn: Turn, tokens: int) -> None:
         self._listener.passed(turn.request_id, tokens)
 
@@ -221,7 +234,19 @@ class RemoteReplica:
         usage = Usage(prompt_tokens, told.cached_tokens or 0, told.completion_tokens)
         reason = EndReason.LENGTH if turn.cut else EndReason.STOP
         times = answer.engine_times()
-        self._end(turn, reason, usage, self._phases(turn, times.prefill_s or times.first_token_s))
+        phases = self._phases(turn, times.prefill_s or times.first_token_s)
+        first_s = times.first_token_s
+        ended = RequestEnded(
+            turn.request_id,
+            reason,
+            usage,
+            phases,
+            preemptions=0,
+            error="",
+            is_estimated=told.estimated,
+            engine_ttft_ns=None if first_s is None else round(first_s * 1e9),
+        )
+        self._end(turn, ended)
 
     def _on_failed(self, turn: Turn, error: UpstreamError) -> None:
         self._forget(turn)
@@ -239,13 +264,11 @@ class RemoteReplica:
         if turn is not None:
             turn.leave()
             usage = Usage(turn.forward.request.prompt_tokens, 0, turn.tokens)
-            self._end(turn, reason, usage, self._phases(turn, None), error)
+            phases = self._phases(turn, None)
+            self._end(turn, RequestEnded(request_id, reason, usage, phases, 0, error))
 
-    def _end(
-        self, turn: Turn, reason: EndReason, usage: Usage, phases: PhaseTimes, error: str = ""
-    ) -> None:
+    def _end(self, turn: Turn, ended: RequestEnded) -> None:
         self._forget(turn)
-        ended = RequestEnded(turn.request_id, reason, usage, phases, 0, error)
         self._listener.received(self.replica_id, [ended])
 
     def _forget(self, turn: Turn) -> None:

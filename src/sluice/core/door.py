@@ -41,6 +41,29 @@ def answer(
     return door, walk(request, door)
 
 
+def late_whatever(pool: Pool, least: Request, number: int, now_ns: int) -> Refusal | None:
+    """Why a request would be late whatever its prompt is: its wait alone takes too long.
+
+    ``least`` is the request without its prompt, which makes it wait least of all. ``None`` also
+    where something else may become of it: it could start, someone would give way, a smaller model
+    could answer it, or it was told to come now.
+    """
+    takes_over = pool.smaller is not None and Rung.SMALLER in least.overload
+    if takes_over or least.ttft_due_ns is None or not least.likeness or not pool.ready():
+        return None
+    accepted = pool.accept(least, number, now_ns)
+    rank = pool.rank(accepted)
+    if pool.returns.is_due(least, now_ns) or any(pool.rank(other) > rank for other in pool.queue):
+        return None
+    if (not pool.queue or pool.goes_first(accepted, now_ns)) and pool.standing(accepted, now_ns):
+        return None
+    order = pool.order_with(accepted)
+    order = order[: order.index(accepted) + 1]
+    expected = pool.expected(accepted, now_ns)
+    outlook = pool.forecast(order, now_ns, newcomer=accepted, expected=expected)[-1]
+    return lateness(pool, accepted, outlook, pool.promised(accepted, now_ns), now_ns)
+
+
 def place_next(pool: Pool, now_ns: int) -> Dispatch | tuple[Accepted, Refusal] | None:
     """Give the request that goes next to the best replica; ``None`` where it fits on none.
 

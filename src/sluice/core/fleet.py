@@ -17,7 +17,7 @@ from typing import assert_never
 from sluice.core.accepted import Accepted
 from sluice.core.admission import NS_PER_S, Refusal, never_runs, reject
 from sluice.core.attempts import rested, shut, tried_again
-from sluice.core.door import Door, answer, give_up, place_next
+from sluice.core.door import Door, answer, give_up, late_whatever, place_next
 from sluice.core.events import (
     Abort,
     Arrived,
@@ -446,7 +446,11 @@ class Fleet:
         """
         pool = self._pools[model]
         pool.came(least, now_ns)
-        refusal = self._refusal(pool, least, now_ns) or pool.refusal_before(least, now_ns)
+        refusal = (
+            self._refusal(pool, least, now_ns)
+            or pool.refusal_before(least, now_ns)
+            or late_whatever(pool, least, self._arrivals + 1, now_ns)
+        )
         if refusal is None or refusal.status == 400 or refusal.reason == "tokens_per_minute":
             return None  # none, or one that is told with the size of the prompt
         return pool.refuse(least, refusal, now_ns, self._chance)

@@ -19,6 +19,7 @@ from sluice.core.residency import (
     PREEMPTIONS_MAX,
     Reservation,
     fits_at_peak,
+    fits_for_sure,
     holdings,
     keeps_pace,
     reservation,
@@ -201,6 +202,8 @@ class SloPolicy:
             return True  # alone it has the whole pool, which its output limit respects
         if roster.recovering(candidate.generation.request.tier):
             return False
+        if ahead is None and fits_for_sure(candidate, roster):
+            return True
         held = holdings(candidate, roster)
         return keeps_pace(candidate, held, roster, now_ns) and fits_at_peak(
             candidate, held, roster, ahead

@@ -129,9 +129,10 @@ def _fleet(found: Plan) -> Iterator[Explanation]:
         ("replicas", found.replicas, rate.estimate),
         ("replicas_low", found.replicas_low, rate.high),
         ("replicas_high", found.replicas_high, rate.low),
-    ):
+    )
+    for path, count, slo in counts:
         yield Explanation(
-            path, value, "replicas", formula, {**inputs, "slo_rps": slo}, "your options; SLO rate"
+            path, count, "replicas", formula, {**inputs, "slo_rps": slo}, "your options; SLO rate"
         )
     layout = found.model.deployment.layout
     yield Explanation(
@@ -143,8 +144,8 @@ def _fleet(found: Plan) -> Iterator[Explanation]:
         "replicas",
     )
     chosen = "asked for" if question.tensor is not None else "fewest GPUs of 1, 2, 4 and 8"
-    for path, count in (("tensor_parallel", layout.tensor), ("data_parallel", layout.groups)):
-        yield Explanation(path, count, "GPUs", chosen, {}, "your options")
+    for path, spread in (("tensor_parallel", layout.tensor), ("data_parallel", layout.groups)):
+        yield Explanation(path, spread, "GPUs", chosen, {}, "your options")
     shares = {"rate_rps": question.rate_rps, "slo_rps": rate.estimate}
     for path, value, left in (
         ("planned_share_of_slo_rate", found.planned_share, found.replicas),

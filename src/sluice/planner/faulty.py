@@ -35,7 +35,7 @@ class FaultyExecutor(SimulatedExecutor):
     def __init__(
         self, limits: ReplicaLimits, condition: Condition, output_tokens: OutputTokens
     ) -> None:
-        super().__init__(limits, condition, output_tokens=output_tokens)
+        super().__init__(limits, condition, output_tokens=output_tokens, checked=False)
         self._condition = condition
 
     def run(self, plan: Plan) -> Outcome:

@@ -99,9 +99,7 @@ def speed_of(samples: Iterable[Sample]) -> Speed | None:
     coefficients = _fitted(samples)
     kept = [s for s in samples if 1 / RATIO_MAX < s[1] / coefficients.predict_ns(s[0]) < RATIO_MAX]
     coefficients = _fitted(kept or samples)
-    ratios = sorted(
-        min(10.0, wall_ns / coefficients.predict_ns(load)) for load, wall_ns in samples
-    )
+    ratios = sorted(min(10.0, wall_ns / coefficients.predict_ns(load)) for load, wall_ns in samples)
     part = ceil(len(ratios) / RATIOS_KEPT)
     means = [sum(group) / len(group) for group in _groups(ratios, part)]
     # The sum of all steps comes out right.

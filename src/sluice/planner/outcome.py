@@ -126,9 +126,7 @@ class Counting:
         self._warm_up = warm_up
         self._counted = max(1, requests - warm_up)
 
-    def ended(
-        self, life: Life, ended: Ended, now_ns: int, *, tpot_ns: float | None = None
-    ) -> None:
+    def ended(self, life: Life, ended: Ended, now_ns: int, *, tpot_ns: float | None = None) -> None:
         """It was answered, or its answer was broken off; ``tpot_ns`` where that was measured."""
         tokens = ended.usage.completion_tokens
         if tpot_ns is None:

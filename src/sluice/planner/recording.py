@@ -116,9 +116,7 @@ class Recording:
             usage = Usage(request.prompt_tokens, 0, 0)
             phases = PhaseTimes(queue_ns=now_ns - request.arrived_ns)
             self._ended(
-                messages.RequestEnded(
-                    request.id, effect.reason, usage, phases, 0, effect.error
-                )
+                messages.RequestEnded(request.id, effect.reason, usage, phases, 0, effect.error)
             )
 
     def _ended(self, ended: messages.RequestEnded) -> None:

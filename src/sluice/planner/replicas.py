@@ -1,4 +1,4 @@
-"""A replica on accelerators as a simulated executor needs it: what it holds and how long steps take.
+"""A replica on accelerators for a simulated executor: what it holds, how long its steps take.
 
 The same step model as in a plan, asked for one step at a time. ``simulation.py`` and whoever serves
 ``sim:`` models call this; nothing is decided here.

@@ -295,7 +295,7 @@ class Simulation:
         cost = self._cost(pool, executor)
         replica = Replica(pool.batching, cost)
         if self._recording is not None:
-            assert isinstance(cost, LinearCostModel)  # noqa: S101 - what is recorded learns
+            assert isinstance(cost, LinearCostModel)
             self._recording.started(replica_id, replica, cost)
         self._replicas.append(replica)
         return replica, executor
@@ -354,6 +354,10 @@ class Simulation:
             self._stopped(event.replica_id, now_ns)
         elif isinstance(event, Arrived):
             self._lives[event.request.id].model = event.model
+        if effects:
+            self._decided(effects, now_ns)
+
+    def _decided(self, effects: Sequence[FleetEffect], now_ns: int) -> None:
         for effect in effects:
             match effect:
                 case Reject():

@@ -73,7 +73,8 @@ class ChoiceDone(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class RequestEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The request holds nothing any more. Exactly one for each ``Submit``.
 
-    ``fault`` is set where the reason is ``FAILED``.
+    ``fault`` is set where the reason is ``FAILED``. ``is_estimated`` says that a remote engine told
+    no usage, and ``engine_ttft_ns`` is what it calls its own time to first token.
     """
 
     request_id: str
@@ -83,6 +84,8 @@ class RequestEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     preemptions: int
     error: str
     fault: Fault | None = None
+    is_estimated: bool = False
+    engine_ttft_ns: int | None = None
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -111,7 +111,7 @@ class VirtualDriver:
         *,
         end_tokens: frozenset[int] = frozenset(),
         observe: Observer = ignore,
-        stretching: Stretching = Stretching(),  # noqa: B008 - a frozen value
+        stretching: Stretching = Stretching(),
     ) -> None:
         self.now_ns = 0
         self.stretched: set[str] = set()

@@ -76,7 +76,7 @@ class VirtualFleet:
         load_ns: int = 0,
         end_tokens: frozenset[int] = frozenset(),
         watcher: Watcher,
-        stretching: Stretching = Stretching(),  # noqa: B008 - a frozen value
+        stretching: Stretching = Stretching(),
     ) -> None:
         self.driver = VirtualDriver(
             end_tokens=end_tokens, observe=self._observe, stretching=stretching

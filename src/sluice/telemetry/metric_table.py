@@ -104,6 +104,10 @@ METRICS: tuple[Metric, ...] = (
     ),
     _histogram("sluice_itl_seconds", "Time between two chunks of a stream.", TOKEN_S),
     _histogram("sluice_e2e_seconds", "Time from arrival to the ending of a request."),
+    _histogram(
+        "sluice_engine_ttft_seconds",
+        "Time to first token as remote engines tell it: without any wait here.",
+    ),
     _histogram("sluice_queue_seconds", "Time a request waited before its prefill began."),
     _histogram(
         "sluice_wait_predicted_seconds",
@@ -136,6 +140,11 @@ METRICS: tuple[Metric, ...] = (
         "Time that ended requests spent in each phase.",
     ),
     _counter("sluice_prompt_tokens_total", _MODEL, "Prompt tokens of ended requests."),
+    _counter(
+        "sluice_usage_estimated_total",
+        _MODEL,
+        "Answers of remote engines that told no usage, so that their tokens are estimated.",
+    ),
     _counter("sluice_cached_tokens_total", _MODEL, "Prompt tokens that came from the cache."),
     _counter("sluice_generated_tokens_total", _MODEL, "Tokens generated."),
     _counter("sluice_preemptions_total", _MODEL, "Sequences that lost their KV blocks."),

@@ -214,6 +214,13 @@ class Metrics:
         """A replica was lost."""
         self._add("sluice_replica_losses_total", (model, replica_id), 1)
 
+    def engine_told(self, model: str, ttft_ns: int | None, *, estimated: bool) -> None:
+        """What a remote engine told of its own, and whether it left the usage to be estimated."""
+        if estimated:
+            self._add("sluice_usage_estimated_total", (model,), 1)
+        if ttft_ns is not None:
+            self._observe("sluice_engine_ttft_seconds", model, ttft_ns * _NS)
+
     def attempt_failed(self, replica_id: str, model: str, outcome: str) -> None:
         """A remote replica gave no whole answer to a request."""
         self._add("sluice_attempts_failed_total", (model, replica_id, outcome), 1)

@@ -68,12 +68,11 @@ def _recorded_pool(
 ) -> SimulatedPool:
     name = replica.model
     if replica.speed is None:
-        raise ConfigError(
-            (
-                f"the journal has too few steps of {name} to know how fast it is; record more, or "
-                f"say which hardware: --set models.{name}.source=sim:MODEL@GPUxN",
-            )
+        problem = (
+            f"the journal has too few steps of {name} to know how fast it is; record more, or say "
+            f"which hardware: --set models.{name}.source=sim:MODEL@GPUxN"
         )
+        raise ConfigError((problem,))
     replica_ids = [f"{name}-{number}" for number in range(after.replicas.min)]
     return SimulatedPool(
         pool_limits(name, after, replica_ids),

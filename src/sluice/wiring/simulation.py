@@ -22,8 +22,10 @@ def simulated_fleet(settings: Settings, lengths: Lengths, load_ns: int) -> Simul
     """
     check(settings)
     return SimulatedFleet(
-        tuple(simulated_pool(name, section, settings, lengths)
-            for name, section in settings.models.items()),
+        tuple(
+            simulated_pool(name, section, settings, lengths)
+            for name, section in settings.models.items()
+        ),
         tuple(tenant_limits(settings.tenants)),
         load_ns,
     )

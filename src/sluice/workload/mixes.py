@@ -19,9 +19,7 @@ class Shares:
     def draw(self, draw: Random) -> str:
         """One name."""
         at = draw.random() * self.bounds[-1]
-        return next(
-            name for name, bound in zip(self.names, self.bounds, strict=True) if at < bound
-        )
+        return next(name for name, bound in zip(self.names, self.bounds, strict=True) if at < bound)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,9 +146,7 @@ class ServeGen:
             parts = (Part(own_text(number), prompt),)
             yield Ask(number, at_ns, parts, output, self.output_tokens_max, *names.draw())
 
-    def _client(
-        self, client: int, share: float, draw: Random
-    ) -> Iterator[tuple[float, int, int]]:
+    def _client(self, client: int, share: float, draw: Random) -> Iterator[tuple[float, int, int]]:
         prompts, outputs = self._lengths_of(client)
         for start_s, _, law, shape, scale in self.clients[client]:
             gap = _gaps(law, draw)

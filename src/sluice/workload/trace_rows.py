@@ -61,9 +61,7 @@ class Columns:
 
 FORMATS = (
     Columns({"t": "t_s", "input": "input_tokens", "output": "output_tokens", "blocks": "hash_ids"}),
-    Columns(
-        {"t": "TIMESTAMP", "input": "ContextTokens", "output": "GeneratedTokens"}, unit="date"
-    ),
+    Columns({"t": "TIMESTAMP", "input": "ContextTokens", "output": "GeneratedTokens"}, unit="date"),
     Columns(
         {
             "t": "timestamp",
@@ -90,7 +88,7 @@ def columns_of(texts: Iterable[str]) -> Columns | None:
         role, equals, name = text.partition("=")
         if not equals or role not in ROLES or not name:
             raise BadWorkload(
-                f"column {text!r} is not ROLE=NAME; roles are {', '.join(ROLES)}, and a time column "
+                f"column {text!r} is not ROLE=NAME; roles are {', '.join(ROLES)}, and the time "
                 f"may have a unit, as in t=start:ms"
             )
         if role == "t" and name.rpartition(":")[2] in UNITS_S and ":" in name:
@@ -100,7 +98,9 @@ def columns_of(texts: Iterable[str]) -> Columns | None:
         return None
     missing = [role for role in NEEDED if role not in names]
     if missing:
-        raise BadWorkload(f"columns for {', '.join(missing)} are missing: name all of t, input, output")
+        raise BadWorkload(
+            f"columns for {', '.join(missing)} are missing: name all of t, input, output"
+        )
     return Columns(names, unit)
 
 
@@ -151,8 +151,8 @@ def _records(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]
         for record in reader:
             if record.get(None):
                 raise BadWorkload(
-                    f"{path}:{reader.line_num}: more fields than the header names; quote fields that "
-                    f"hold commas"
+                    f"{path}:{reader.line_num}: more fields than the header names; quote "
+                    f"fields that hold commas"
                 )
             yield reader.line_num, record
     except UnicodeDecodeError:
@@ -241,8 +241,8 @@ class _Reading:
         number = self._number(line, record, role)
         if number != int(number) or not least <= number <= TOKENS_MAX:
             raise BadWorkload(
-                f"{self._path}:{line}: {self._columns.names[role]} is {number:g}; it must be a whole "
-                f"number from {least} to {TOKENS_MAX:,}: correct the row or leave it out"
+                f"{self._path}:{line}: {self._columns.names[role]} is {number:g}; it must be a "
+                f"whole number from {least} to {TOKENS_MAX:,}: correct the row or leave it out"
             )
         return int(number)
 

@@ -64,8 +64,8 @@ def facts_of(path: Path, columns: Columns | None = None) -> TraceFacts:
         last_s = row.at_s
     if requests < 2 or last_s <= 0.0:
         raise BadWorkload(
-            f"the trace {path} has {requests} request{'s' if requests > 1 else ''} in {last_s:g} s: "
-            f"a rate needs two at different times"
+            f"the trace {path} has {requests} request{'s' if requests > 1 else ''} in "
+            f"{last_s:g} s: a rate needs two at different times"
         )
     return TraceFacts(path, columns, requests, last_s, prompt / requests, output / requests)
 

@@ -1,0 +1,156 @@
+"""``sluice simulate`` on the command line."""
+
+import json
+
+import pytest
+
+from sluice.cli.main import run
+
+RATE = ["--rate", "15", "--input", "200", "--output", "20", "--requests", "60"]
+FLEET = ["--model", "llama-3.1-8b", "--gpu", "h100", "--replicas", "2"]
+TARGETS = ["--ttft", "1s", "--tpot", "40ms"]
+ASKED = ["simulate", *RATE, *FLEET, "--policy", "slo", *TARGETS, "--seed", "3"]
+
+SETTINGS = """
+[models.small]
+source = "sim:llama-3.1-8b@h100"
+slo = "chat"
+[models.large]
+source = "sim:llama-3.1-70b@h100x4"
+replicas = { min = 2 }
+smaller = "small"
+[slo.chat]
+ttft = "1s"
+tpot = "50ms"
+overload = ["smaller", "queue", "refuse"]
+[slo.batch]
+tier = 5
+[tenants.acme]
+requests_per_minute = 30
+"""
+
+
+def found(capsys, *arguments):
+    assert run([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json_has_the_fields_that_scripts_rely_on(capsys):
+    document = found(capsys, *ASKED)
+    assert document["requests"] == 60
+    assert document["attainment"] == 1.0
+    assert document["goodput_rps"] == pytest.approx(15, rel=0.4)
+    assert document["refused"] == 0
+    assert document["preemptions"] == 0
+    assert document["wall_s"] > 0
+    assert document["replica_hours"] > 0
+    for name in ("ttft_s", "tpot_s", "e2e_s"):
+        assert 0 < document[name]["p50"] <= document[name]["p99"]
+
+
+def test_readers_get_the_same_in_lines(capsys):
+    assert run(ASKED) == 0
+    out = capsys.readouterr().out
+    assert "100.0% of 60 requests met their targets" in out
+    assert "TTFT p50" in out
+
+
+def test_two_runs_with_one_seed_print_and_write_the_same(tmp_path, capsys):
+    documents, journals = [], []
+    for name in ("a", "b"):
+        documents.append(found(capsys, *ASKED, "--journal", str(tmp_path / name)))
+        documents[-1].pop("wall_s")
+        (segment,) = (tmp_path / name).iterdir()
+        journals.append(segment.read_bytes())
+    assert documents[0] == documents[1]
+    assert journals[0] == journals[1]
+
+
+def test_our_trace_is_played_at_a_rate(capsys):
+    document = found(
+        capsys, "simulate", "--trace", "azure-conv", "--rate", "20", *FLEET, *TARGETS,
+        "--requests", "50",
+    )  # fmt: skip
+    assert document["requests"] == 50
+    assert document["offered_rps"] == pytest.approx(20, rel=0.7)
+
+
+def test_a_file_of_settings_gives_models_classes_and_tenants(tmp_path, capsys):
+    file = tmp_path / "fleet.toml"
+    file.write_text(SETTINGS)
+    mixes = ["--ask", "large=2", "--ask", "small=1", "--class", "chat", "--tenant", "acme"]
+    document = found(capsys, "simulate", *RATE, "-c", str(file), *mixes)
+    assert set(document["models"]) == {"small", "large"}
+    assert document["classes"]["chat"]["requests"] == 60
+    assert document["tenants"]["acme"]["requests"] == 60
+    assert 25 <= document["refused_for"]["requests_per_minute"] <= 30
+    freed = found(
+        capsys, "simulate", *RATE, "-c", str(file), *mixes, "--set",
+        "tenants.acme.requests_per_minute=600",
+    )  # fmt: skip
+    assert freed["refused"] == 0
+
+
+def test_a_fault_costs_what_runs_then(capsys):
+    document = found(capsys, *ASKED, "--fault", "replica-gone@1s", "--load-time", "2s")
+    assert document["replica_hours"] < found(capsys, *ASKED, "--load-time", "2s")["replica_hours"]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "static"])
+def test_other_policies_are_those_of_the_settings(policy, capsys):
+    one = ["--rate", "40", "--input", "4000", "--output", "30", "--requests", "80"]
+    asked = ["simulate", *one, *FLEET[:4], "--replicas", "1", *TARGETS, "--seed", "1"]
+    slo = found(capsys, *asked, "--policy", "slo")
+    other = found(capsys, *asked, "--policy", policy)
+    assert other["tpot_s"] != slo["tpot_s"] or other["ttft_s"] != slo["ttft_s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rate", "0", *RATE[2:], *FLEET], "rate must be above 0"),
+        (["--rate", "nan", *RATE[2:], *FLEET], "rate must be above 0"),
+        ([*RATE[:2], *RATE[4:], *FLEET], "--input missing"),
+        ([*RATE, "--trace", "azure-conv", *FLEET], "a trace has its own lengths"),
+        (["--trace", "nowhere.csv", *FLEET], "no trace file nowhere.csv"),
+        ([*RATE], "no model is named"),
+        ([*RATE, "--model", "llama-3.1-8b"], "--model and --gpu go together"),
+        ([*RATE, "--model", "lama-3.1-8b", "--gpu", "h100"], "did you mean"),
+        ([*RATE, *FLEET, "--replicas", "0"], "replicas.min"),
+        ([*RATE, *FLEET, "--policy", "best"], "policy"),
+        ([*RATE, *FLEET, "--ttft", "1"], "has no unit"),
+        ([*RATE, *FLEET, "--percentile", "400"], "percentile"),
+        ([*RATE, *FLEET, "--requests", "0"], "--requests must be 1"),
+        ([*RATE, *FLEET, "--warm-up", "60"], "--warm-up must be 0"),
+        ([*RATE, *FLEET, "--fault", "replica-lost"], "has no time"),
+        ([*RATE, *FLEET, "--load-time", "soon"], "--load-time"),
+        ([*RATE, *FLEET, "--arrivals", "onoff:up=1"], "take on, off"),
+        ([*RATE, *FLEET, "--class", "gold=1"], "gold"),
+        ([*RATE, *FLEET, "--ask", "gold=1"], "asks for 'gold'"),
+        ([*RATE, *FLEET, "--turns", "0"], "--turns"),
+        ([*RATE, *FLEET, "--max-tokens", "0"], "--max-tokens"),
+        ([*RATE, *FLEET, "--set", "models.model.headrom=1"], "headroom"),
+    ],
+)
+def test_bad_input_exits_2_with_what_to_change(arguments, words, capsys):
+    assert run(["simulate", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_fit_says_so(capsys):
+    assert run(["simulate", *RATE, "--model", "llama-3.1-70b", "--gpu", "l4"]) == 2
+    assert "does not fit" in capsys.readouterr().err
+
+
+def test_a_model_without_hardware_is_refused_with_how_to_name_it(tmp_path, capsys):
+    file = tmp_path / "served.toml"
+    file.write_text('[models.mine]\nsource = "smollm2-135m-instruct"\n')
+    assert run(["simulate", *RATE, "-c", str(file)]) == 2
+    assert "--set models.mine.source=sim:MODEL@GPUxN" in capsys.readouterr().err
+
+
+def test_a_journal_is_not_written_over(tmp_path, capsys):
+    folder = tmp_path / "j"
+    assert run([*ASKED, "--journal", str(folder)]) == 0
+    assert run([*ASKED, "--journal", str(folder)]) == 2
+    assert "it holds a journal already" in capsys.readouterr().err
