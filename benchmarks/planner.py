@@ -16,7 +16,7 @@ import argparse
 import json
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.planner_mlperf import print_mlperf
-from sluice.planner.predict import Fitted, StepModel, own_fit
+from sluice.planner.predict import Fitted, Point, StepModel, own_fit
 from tools.planner_fit import fit_model, search_field
 from tools.planner_rows import Measured, capacity_rows, closed_loop_rows, fold_of
 
@@ -61,21 +61,21 @@ def outcome(row: Measured, fit: Fitted) -> Outcome:
     return Outcome(row, speeds[0], speeds[1] <= row.value <= speeds[2])
 
 
-def left_out(
+def refits(
     rows: Sequence[Measured],
     kind: str,
     group: Callable[[Measured], str],
     folds: int | None,
     covariance: Covariance = "shipped",
-) -> list[Outcome]:
-    """Predictions of all rows from fits without their group; each alone where ``folds`` is None."""
+) -> Iterator[tuple[Fitted, list[int]]]:
+    """Fits without a fold of groups, and the places of its rows; each group is a fold of its own
+    where ``folds`` is None."""
     saturated = kind == "capacity"
     members = defaultdict(list)
     for place, row in enumerate(rows):
         name = group(row)
         members[name if folds is None else str(fold_of(name, folds))].append(place)
     shipped = own_fit(kind)
-    found: list[Outcome | None] = [None] * len(rows)
     for places in members.values():
         out = set(places)
         kept = [row for place, row in enumerate(rows) if place not in out]
@@ -83,10 +83,37 @@ def left_out(
         if covariance == "searched":
             field = search_field(kept, saturated=saturated)
         model = fit_model(kept, field, saturated=saturated)
-        fit = Fitted(kind, model.levels, model.field, shipped.date)
-        for place in places:
-            found[place] = outcome(rows[place], fit)
-    return [each for each in found if each is not None]
+        yield Fitted(kind, model.levels, model.field, shipped.date), places
+
+
+def left_out(
+    rows: Sequence[Measured], kind: str, group: Callable[[Measured], str]
+) -> list[Outcome]:
+    """Predictions of all rows from fits without their group."""
+    return [
+        outcome(rows[place], fit)
+        for fit, places in refits(rows, kind, group, None)
+        for place in places
+    ]
+
+
+def calibrated_outcomes(rows: Sequence[Measured], fit: Fitted) -> list[Outcome]:
+    """Predictions of left-out rows from the middle one of the same curve and lengths."""
+    members = defaultdict(list)
+    for row in rows:
+        members[row.curve, row.lengths].append(row)
+    found = []
+    for group in members.values():
+        group.sort(key=lambda row: row.concurrency)
+        middle = group[len(group) // 2]
+        model = StepModel(
+            middle.deployment, middle.case.engine_name, middle.case.precision, fit
+        ).calibrated(middle.lengths, [Point(middle.concurrency, middle.value)])
+        for row in group:
+            if row is not middle:
+                band = model.step(row.lengths, row.concurrency)
+                found.append(Outcome(row, band.estimate, band.low <= row.value <= band.high))
+    return found
 
 
 def line(name: str, outcomes: Sequence[Outcome]) -> str:
@@ -163,6 +190,30 @@ def print_beside_aic(outcomes: Sequence[Outcome], python: Path, count: int) -> N
             print(TABLE.format(f"{name}: {tool}", len(errors), f"{middle:.1%}", f"{high:.1%}", ""))
 
 
+GROUPS: dict[str, Callable[[Measured], str]] = {
+    "curve": lambda row: row.curve,
+    "(model, device)": lambda row: row.pair,
+    "model": lambda row: row.case.model,
+    "device": lambda row: row.case.device,
+}
+
+
+def print_curves(rows: Sequence[Measured], kind: str, arguments: argparse.Namespace) -> None:
+    """Left-out curves, alone and from one of their own points, and beside AIConfigurator."""
+    covariance: Covariance = "searched" if arguments.nested else "shipped"
+    curves: list[Outcome] = []
+    measured: list[Outcome] = []
+    for fit, places in refits(rows, kind, GROUPS["curve"], arguments.folds, covariance):
+        out = [rows[place] for place in places]
+        curves += [outcome(row, fit) for row in out]
+        measured += calibrated_outcomes(out, fit) if kind == "closed_loop" else []
+    print_outcomes("curve", curves, groups=True)
+    if kind == "closed_loop":
+        print_outcomes("curve, but one point of it", measured, groups=False)
+        if arguments.aic:
+            print_beside_aic(curves, arguments.aic, arguments.aic_rows)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -171,7 +222,7 @@ def main() -> None:
     parser.add_argument("--aic-rows", type=int, default=200)
     parser.add_argument("--folds", type=int, default=FOLDS, help="of curves")
     parser.add_argument("--nested", action="store_true", help="search the covariance per fold")
-    parser.add_argument("--curves", action="store_true", help="leave out curves only")
+    parser.add_argument("--left-out", choices=GROUPS, action="append", help="default: each in turn")
     parser.add_argument("--only", choices=("closed_loop", "capacity", "mlperf"))
     arguments = parser.parse_args()
     print(TABLE.format("left out", "rows", "median", "p90", "in band"))
@@ -180,19 +231,11 @@ def main() -> None:
             continue
         rows = read(arguments.folder)
         print(f"-- {'TPOT in closed loop' if kind == 'closed_loop' else 'offline capacity'}")
-        covariance: Covariance = "searched" if arguments.nested else "shipped"
-        curves = left_out(rows, kind, lambda row: row.curve, arguments.folds, covariance)
-        print_outcomes("curve", curves, groups=True)
-        if kind == "closed_loop" and arguments.aic:
-            print_beside_aic(curves, arguments.aic, arguments.aic_rows)
-        if arguments.curves:
-            continue
-        pairs = left_out(rows, kind, lambda row: row.pair, None)
-        print_outcomes("(model, device)", pairs, groups=False)
-        models = left_out(rows, kind, lambda row: row.case.model, None)
-        print_outcomes("model", models, groups=False)
-        devices = left_out(rows, kind, lambda row: row.case.device, None)
-        print_outcomes("device", devices, groups=False)
+        for name in arguments.left_out or GROUPS:
+            if name == "curve":
+                print_curves(rows, kind, arguments)
+            else:
+                print_outcomes(name, left_out(rows, kind, GROUPS[name]), groups=False)
     if arguments.only in {None, "mlperf"}:
         print_mlperf(arguments.folder)
 

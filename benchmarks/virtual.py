@@ -89,7 +89,12 @@ def fleet_of(case: Case, counting: Counting) -> VirtualFleet:
         return replica, SimulatedExecutor(limits.replica, GPU, checked=False)
 
     names = tuple(f"m-{number}" for number in range(case.replicas))
-    return VirtualFleet(Fleet([PoolLimits("m", names)], chance=Random(1)), make, watcher=counting, stretching=Stretching(silence_ns_max=SILENCE_NS_MAX))
+    return VirtualFleet(
+        Fleet([PoolLimits("m", names)], chance=Random(1)),
+        make,
+        watcher=counting,
+        stretching=Stretching(silence_ns_max=SILENCE_NS_MAX),
+    )
 
 
 def requests(case: Case, count: int) -> Iterator[tuple[int, Request]]:
@@ -100,9 +105,16 @@ def requests(case: Case, count: int) -> Iterator[tuple[int, Request]]:
         prompt = tuple(range(first, first + case.prompt_tokens))
         first += case.prompt_tokens
         output = round(case.output_tokens * random.uniform(0.5, 1.5))
-        yield at_ns, Request(
-            f"r{number}", at_ns, prompt, output,
-            ttft_due_ns=at_ns + 2 * 10**9, tpot_ns=60_000_000,
+        yield (
+            at_ns,
+            Request(
+                f"r{number}",
+                at_ns,
+                prompt,
+                output,
+                ttft_due_ns=at_ns + 2 * 10**9,
+                tpot_ns=60_000_000,
+            ),
         )
 
 

@@ -53,6 +53,10 @@ _WHAT = {
     "/v1/responses": "a response, for text and function tools; nothing is stored",
     "/v1/models": "the models that can be asked for",
     "/v1/models/{id}": "one of them; `max_model_len` is the context that one request can get",
+    **dict.fromkeys(
+        ("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score", "/tokenize", "/detokenize"),
+        "of remote engines, passed through to the one that has the model",
+    ),
     "/health": "200 as long as the process answers",
     "/ready": "200 where calls can be served at this moment, else 503 with the reason",
     "/metrics": "[metrics](metrics.md) in Prometheus' text format",
@@ -129,6 +133,10 @@ CODES = (
          "Send it to another server."),
     Code("shutting_down", "503", "The server was shut down before the answer was complete.",
          "Send it again."),
+    Code("upstream_busy", "429", "The remote engine takes no more requests, and asks to be left alone "
+         "for longer than the request may wait.", "Wait for `Retry-After`."),
+    Code("engine_refused", "as the engine says", "A remote engine finds the request wrong. The body "
+         "is its own.", "Change what it names."),
     Code("cancelled", "503", "The request was cancelled on the server's side.", "Send it again."),
     Code("bodies", "503", "Large bodies being received are over `server.bodies_bytes_max`.",
          "Wait for `Retry-After`."),
@@ -213,7 +221,7 @@ def http_lines() -> Iterator[str]:
     yield from ("| method | path | what | key |", "|---|---|---|---|")
     yield from _routes()
     starts = ", ".join(f"`{path}`" for path in NOT_SUPPORTED)
-    yield from ("", f"Not supported, answered with 404 and what is there: {starts}.")
+    yield from ("", f"Models that run here do not have, answered with 404 or 400: {starts}.")
     yield from ("", "GET paths take HEAD too, all take OPTIONS. Paths are compared byte for byte.")
     yield from _fields("Fields of chat and text completions", Options, None)
     yield from _fields("Fields of `/v1/chat/completions`", ChatRequest, Options)
@@ -230,7 +238,7 @@ def http_lines() -> Iterator[str]:
 
 
 def _routes() -> Iterator[str]:
-    served = routes(FakeOperations())
+    served = routes(FakeOperations(), remote=True)
     beginning = {path + b"{id}": route for path, route in served.beginning.items()}
     for raw_path, route in {**served.exact, **beginning}.items():
         path, method = raw_path.decode(), route.method

@@ -29,11 +29,20 @@ SHOWN_COMMANDS = {
     "pip install -e '.[dev]' && ./check": ".ci/run",
     "curl http://127.0.0.1:8000/v1/chat/completions": "tests/e2e/test_readme.py",
     "export ACME_KEYS=": "tests/e2e/test_overload_page.py",
+    "sluice simulate ": "tests/cli/test_simulating_page.py",
+    "sluice replay ": "tests/cli/test_simulating_page.py",
     "sluice config check -c overload.toml": "tests/e2e/test_overload_page.py",
     "sluice serve -c overload.toml": "tests/e2e/test_overload_page.py",
     "curl -i http://127.0.0.1:8000/v1/chat/completions": "tests/e2e/test_overload_page.py",
     "for i in $(seq 12); do curl": "tests/e2e/test_overload_page.py",
     "curl -s http://127.0.0.1:8000/metrics": "tests/e2e/test_overload_page.py",
+    "umask 077; head -c 24 /dev/urandom": "tests/e2e/test_security_page.py",
+    "tr -d '\\n' < acme.key | sha256sum": "tests/e2e/test_security_page.py",
+    "sluice config check -c security.toml": "tests/e2e/test_security_page.py",
+    "sluice serve -c security.toml": "tests/e2e/test_security_page.py",
+    "curl http://127.0.0.1:8000/v1/models": "tests/e2e/test_security_page.py",
+    "curl http://127.0.0.1:8000/admin/config": "tests/e2e/test_security_page.py",
+    "curl -X POST http://127.0.0.1:8000/admin/": "tests/e2e/test_security_page.py",
 }
 
 

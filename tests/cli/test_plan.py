@@ -194,6 +194,7 @@ def test_a_plan_without_a_model_is_bad_input(capsys):
         (["--beside", "encoder"], "NAME=SIZE"),
         (["--beside", "encoder=9QB"], "unknown unit"),
         (["--tables", "/nonexistent.toml"], "cannot read the table"),
+        (["--model", ","], "unknown model"),
         (["--e2e", "500ms"], "shorter than the TTFT target"),
         (["--context", "4096"], "belong to --slots"),
         (["--slots", "4"], "about a rate"),
@@ -421,3 +422,15 @@ def test_the_table_that_help_shows_can_be_used(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "my-gpu" in out
     assert "prices 2026-11" not in out
+
+
+def test_a_list_of_gpus_that_names_none_is_bad_input(capsys):
+    assert run(["plan", "--gpu", ",", *ASKED[1:3], *ASKED[5:]]) == 2
+    assert "--gpu names no GPU" in capsys.readouterr().err
+
+
+def test_a_replica_that_takes_one_request_at_a_time_has_a_rate(capsys):
+    assert run([*ASKED, "--batch", "1", "--percentile", "99.9", "--ttft", "30s", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert 0 < document["per_replica"]["slo_rps"]["estimate"]
+    assert document["kv"]["sequences_max"] == 1

@@ -75,6 +75,21 @@ def test_our_trace_is_played_at_a_rate(capsys):
     assert document["offered_rps"] == pytest.approx(20, rel=0.7)
 
 
+def test_lengths_of_a_trace_are_drawn_for_other_arrivals(capsys):
+    document = found(
+        capsys, "simulate", "--lengths", "azure-code", "--rate", "10", "--arrivals", "constant",
+        *FLEET, *TARGETS, "--requests", "60",
+    )  # fmt: skip
+    assert document["offered_rps"] == pytest.approx(10, rel=0.02)
+    assert 0 < document["output_tokens"] / 60 < 100
+
+
+def test_an_answer_that_takes_too_long_is_worth_nothing(capsys):
+    plain = found(capsys, *ASKED)
+    short = found(capsys, *ASKED, "--ttft", "80ms", "--e2e", "90ms")
+    assert plain["attainment"] == 1.0 > short["attainment"]
+
+
 def test_a_file_of_settings_gives_models_classes_and_tenants(tmp_path, capsys):
     file = tmp_path / "fleet.toml"
     file.write_text(SETTINGS)
@@ -112,6 +127,8 @@ def test_other_policies_are_those_of_the_settings(policy, capsys):
         (["--rate", "nan", *RATE[2:], *FLEET], "rate must be above 0"),
         ([*RATE[:2], *RATE[4:], *FLEET], "--input missing"),
         ([*RATE, "--trace", "azure-conv", *FLEET], "a trace has its own lengths"),
+        ([*RATE, "--lengths", "azure-conv", *FLEET], "give --lengths, or --input"),
+        ([*RATE[2:], *FLEET], "--rate missing"),
         (["--trace", "nowhere.csv", *FLEET], "no trace file nowhere.csv"),
         ([*RATE], "no model is named"),
         ([*RATE, "--model", "llama-3.1-8b"], "--model and --gpu go together"),

@@ -37,3 +37,15 @@ def test_a_pool_smaller_than_the_context_is_noted_with_what_a_request_can_have()
     text = welcome([pool(replace(LIMITS, blocks_total=64))], "http://[::1]:1", needs_key=False)
     assert "note: tiny:" in text
     assert "at most 2,048 tokens" in text
+
+
+def test_a_remote_model_is_told_by_its_engines_and_not_by_memory():
+    text = welcome([pool(LIMITS, 2)], "http://x", frozenset({"tiny"}), needs_key=False)
+    assert text.startswith(
+        "tiny: remote, 2 engines, context 8,192 tokens, at most 32 requests at an engine\n"
+    )
+
+
+def test_a_remote_model_that_does_not_answer_yet_is_noted():
+    text = welcome([pool(None)], "http://x", frozenset({"tiny"}), needs_key=False)
+    assert text.startswith("note: tiny: remote, 1 engine; none answers yet")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import openai
 import uvloop
@@ -194,7 +194,7 @@ class Leaver:
     def leave(self) -> None:
         self._socket.close()
 
-    def __enter__(self) -> "Leaver":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

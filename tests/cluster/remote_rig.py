@@ -15,7 +15,6 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from sluice.cluster.gateway import LocalGateway
 from sluice.config.load import load_settings
 from sluice.executors.http_connection import Connection, Disconnected
 from sluice.executors.http_pool import Address, Pool, PoolLimits
@@ -73,17 +72,11 @@ class Seen:
         return "".join(deltas)
 
 
-@dataclass
-class Front:
-    """The server and its upstreams."""
+class Client:
+    """A client of a server at an address, which shows every byte of its answers."""
 
-    gateway: LocalGateway
-    upstreams: Sequence[ScriptedUpstream]
-    address: Address
-    pool: Pool
-    journal: Path
-    server: RunningServer
-    clients: list[Connection] = field(default_factory=list)
+    def __init__(self, address: Address) -> None:
+        self.pool = Pool("client", address, PoolLimits())
 
     async def send(
         self, path: str, body: Mapping[str, Any], *headers: tuple[str, str]
@@ -140,21 +133,33 @@ class Front:
                 found[(sample.name.removeprefix("sluice_"), *labels)] = sample.value
         return found
 
+
+class Front(Client):
+    """The server and its upstreams, in this process."""
+
+    def __init__(
+        self, server: RunningServer, upstreams: Sequence[ScriptedUpstream], address: Address
+    ) -> None:
+        super().__init__(address)
+        self.server = server
+        self.gateway = server.gateway
+        self.upstreams = upstreams
+
     @property
     def in_flight(self) -> int:
         """Requests that the fleet holds."""
         pools = self.gateway.pools()
         return sum(p.waiting + sum(r.requests for r in p.replicas) for p in pools)
 
-    async def quiet(self, within_s: float = 2.0) -> None:
-        """Wait until nothing is held. Raises ``TimeoutError``."""
-        await eventually(lambda: not self.in_flight and not self.connections_in_use, within_s)
-
     @property
     def connections_in_use(self) -> int:
         """Connections to engines that carry a request."""
         members: Any = self.gateway._driver._members
         return sum(member._engine.connections_in_use for member in members.values())
+
+    async def quiet(self, within_s: float = 2.0) -> None:
+        """Wait until nothing is held. Raises ``TimeoutError``."""
+        await eventually(lambda: not self.in_flight and not self.connections_in_use, within_s)
 
 
 async def eventually(holds: Callable[[], bool], within_s: float = 2.0) -> None:
@@ -241,12 +246,12 @@ async def running(
     address = Address("127.0.0.1", listener.getsockname()[1])
     stop = asyncio.Event()
     serving = asyncio.ensure_future(serve(server.app, server.transport, listener, stop))
-    pool = Pool("client", address, PoolLimits())
+    front = Front(server, upstreams, address)
     try:
         await gateway.start()
-        yield Front(gateway, upstreams, address, pool, journal, server)
+        yield front
     finally:
-        await pool.close()
+        await front.pool.close()
         await gateway.close()
         stop.set()
         await serving

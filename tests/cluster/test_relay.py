@@ -4,10 +4,12 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import openai
 import pytest
 
+from sluice.cluster.remote_model import RemoteModel
 from sluice.config.sections import ServerSection, SloSection, TenantSection
 from sluice.testing.engine_answers import DONE, ENGINE_ANSWERS, delta, usage_event
 from sluice.testing.upstream import (
@@ -315,7 +317,7 @@ def test_weights_share_the_work():
 def test_a_prompt_goes_back_to_the_engine_that_has_its_beginning():
     """D-14: a session stays where its prefix is while that pays."""
     with relay(engine(), engine()) as rig:
-        long = [{"role": "system", "content": "rule " * 2000}]
+        long: Any = [{"role": "system", "content": "rule " * 2000}]
         rig.chat(messages=[{"role": "user", "content": "other " * 50}])
         first = rig.client.chat.completions.with_raw_response.create(model="big", messages=long)
         second = rig.client.chat.completions.with_raw_response.create(
@@ -372,4 +374,5 @@ def test_usage_in_a_stream_teaches_how_long_prompts_are():
     with relay(answering(lambda _: stream(events))) as rig:
         rig.chat(stream=True, messages=[{"role": "user", "content": "x" * 4000}])
         model = rig.gateway._models["big"]
+        assert isinstance(model, RemoteModel)
         assert model._bytes / model._tokens > 100

@@ -37,8 +37,17 @@ def test_a_remote_engine_answers_what_a_model_here_has_no_place_for():
     large = ModelSection(
         source=SIMULATED, sequences_max=1, slo="quick", smaller="big", queue_requests_max=1
     )
-    long = {"model": "large", "messages": MESSAGES, "max_tokens": 4000, "stream": True, "ignore_eos": True}
-    with relay(engine(), settings=SETTINGS, beside={"large": large}) as rig, Leaver(rig, long) as first:
+    long = {
+        "model": "large",
+        "messages": MESSAGES,
+        "max_tokens": 4000,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    with (
+        relay(engine(), settings=SETTINGS, beside={"large": large}) as rig,
+        Leaver(rig, long) as first,
+    ):
         first.until(b"data: ")
         answer = rig.post("/v1/chat/completions", {**BODY, "model": "large", "vendor": [1]})
         assert answer.status == 200

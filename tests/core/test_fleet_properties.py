@@ -29,7 +29,9 @@ from sluice.core.events import (
     FleetEffect,
     FleetEvent,
     Progress,
+    Reconfigured,
     Reject,
+    ReplicaDraining,
     ReplicaLimits,
     ReplicaLost,
     ReplicaReady,
@@ -62,6 +64,7 @@ POOLS = (
     ),
 )
 TENANTS = (TenantLimits("b", requests_per_minute=30, tokens_per_minute=4000, concurrency=3),)
+TIGHT = (TenantLimits("a", concurrency=1), TenantLimits("b", tokens_per_minute=50))
 LADDERS = (
     LADDER_DEFAULT,
     (Rung.REFUSE,),
@@ -99,6 +102,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.models: dict[str, str] = {}
         self.retargeted: list[tuple[str, Request]] = []
         self.told: list[tuple[Reject, int]] = []
+        self.aside: set[str] = set()
 
     # ---------------------------------------------------------------------------------- books
 
@@ -129,6 +133,7 @@ class FleetMachine(RuleBasedStateMachine):
                 self.on_board[effect.request_id] = effect.replica_id
                 assert effect.attempt == self.losses[effect.request_id] + 1 <= 2
                 assert self.states[effect.replica_id] is ReplicaState.READY
+                assert effect.replica_id not in self.aside
             case Reject():
                 self.waiting.remove(effect.request_id)
                 self.end(effect.request_id, "rejected")
@@ -274,6 +279,17 @@ class FleetMachine(RuleBasedStateMachine):
             self.handle(Tick())
         self.now_ns = until_ns
 
+    @rule(replica=st.sampled_from(sorted(MODEL_OF)), on=st.booleans())
+    def set_aside(self, replica: str, on: bool) -> None:
+        """The operator gives a replica nothing more, or uses it again."""
+        (self.aside.add if on else self.aside.discard)(replica)
+        self.handle(ReplicaDraining(replica, on))
+
+    @rule(places=st.integers(0, 4), tenants=st.sampled_from([(), TENANTS, TIGHT]))
+    def reconfigure(self, places: int, tenants: tuple[TenantLimits, ...]) -> None:
+        pools = tuple(replace(pool, queue_places_max=places) for pool in POOLS)
+        self.handle(Reconfigured(pools, tenants))
+
     @precondition(lambda self: not self.draining and self.count > 4)
     @rule(seconds=st.integers(0, 5))
     def drain(self, seconds: int) -> None:
@@ -310,7 +326,7 @@ class FleetMachine(RuleBasedStateMachine):
     @invariant()
     def an_idle_ready_replica_leaves_nobody_waiting(self) -> None:
         for pool in self.fleet.pools(self.now_ns):
-            if any(r.state is ReplicaState.READY and r.places == 0 for r in pool.replicas):
+            if any(r.is_serving and r.places == 0 for r in pool.replicas):
                 assert pool.waiting == 0
 
     def teardown(self) -> None:

@@ -72,7 +72,7 @@ def test_refusals_make_the_window_smaller_and_open_no_breaker():
 def test_a_vendors_quota_holds_back_what_it_does_not_cover():
     one = gate()
     one.began("r", 10, 0)
-    one.quota.told(QuotaLeft(tokens=Left(1000, 100, 90 * NS_PER_S)), 0)
+    one.quota.told(QuotaLeft(tokens=Left(1000, 100, 90 * NS_PER_S)), "r", 0)
     assert one.wait_ns(100, 0) == 0
     assert (one.wait_ns(500, 0) or 0) > 30 * NS_PER_S
 

@@ -217,7 +217,7 @@ def test_a_vendors_quota_is_kept_and_not_run_into():
     driver = remote("a")
     driver.arrive(0, request("first"))
     left = QuotaLeft(requests=Left(60, 2, 58 * NS_PER_S))
-    driver.at(0, QuotaTold("a", left, 0))
+    driver.at(0, QuotaTold("a", "first", left))
     sent = dispatched(driver.arrive(0, *(request(f"r{n}") for n in range(4))))
     assert [name for name, _ in sent] == ["r0", "r1"]
     later = [(at_s, one.request_id) for at_s, one in woken(driver, 5) if isinstance(one, Dispatch)]

@@ -121,7 +121,8 @@ class Books:
             self.ready(replica_id)
         elif kind == "quota":
             told = QuotaLeft(requests=Left(60, number, gap_ns))
-            self.handle(QuotaTold(replica_id, told, self.now_ns))
+            sent = [name for name, at in sorted(self.on_board.items()) if at == replica_id]
+            self._of(sent, number, lambda name: self.handle(QuotaTold(replica_id, name, told)))
 
     def _to_request(self, kind: str, number: int, gap_ns: int, name: str) -> None:
         if kind == "token":

@@ -1,5 +1,6 @@
 """``sluice serve`` as users run it: a process, its signals, its exit code and what it printed."""
 
+import os
 import re
 import signal
 import subprocess
@@ -27,6 +28,27 @@ def eventually(holds: Callable[[], object], timeout_s: float = 20.0, every_s: fl
         time.sleep(every_s)
 
 
+class Shell:
+    """Runs the lines of a page in a folder, with ``sluice`` being this one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "bin").mkdir()
+        sluice = folder / "bin" / "sluice"
+        sluice.write_text(f'#!/bin/sh\nexec {sys.executable} -m sluice "$@"\n', encoding="utf-8")
+        sluice.chmod(0o755)
+        self.environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+    def run(self, lines: str) -> str:
+        """What the lines print. Raises ``CalledProcessError``."""
+        done = subprocess.run(
+            ["/bin/sh", "-ec", lines],
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60,
+            check=True,
+        )  # fmt: skip
+        return done.stdout
+
+
 class ServerProcess:
     """One running server, with a journal of its own in ``folder``."""
 
@@ -36,6 +58,7 @@ class ServerProcess:
         arguments: Sequence[str],
         environment: Mapping[str, str] | None = None,
         listen: str = "127.0.0.1:0",
+        cwd: Path | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -52,6 +75,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=output,
+                cwd=cwd,
                 env=None if environment is None else dict(environment),
                 start_new_session=True,
             )

@@ -1,17 +1,14 @@
 """The commands of ``docs/overload.md`` do what the page says, as a shell runs them."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.clients import ask
-from tests.e2e.processes import ServerProcess
+from tests.e2e.processes import ServerProcess, Shell
 
 pytestmark = pytest.mark.model
 
@@ -21,34 +18,12 @@ SERVE, REQUEST, MANY, COUNTS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 EXPORT, CHECK, START = SERVE.splitlines()
 
 
-class Shell:
-    """Runs lines in a folder with the page's file, and with ``sluice`` being this one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "overload.toml").write_text(SETTINGS, encoding="utf-8")
-        (folder / "bin").mkdir()
-        sluice = folder / "bin" / "sluice"
-        sluice.write_text(f'#!/bin/sh\nexec {sys.executable} -m sluice "$@"\n', encoding="utf-8")
-        sluice.chmod(0o755)
-        path = f"{folder / 'bin'}:{os.environ['PATH']}"
-        self.environment = {**os.environ, "PATH": path}
-        value = self.run(f'{EXPORT}\nprintf %s "$ACME_KEYS"')
-        self.environment["ACME_KEYS"] = value
-
-    def run(self, lines: str) -> str:
-        """What the lines print. Raises ``CalledProcessError``."""
-        done = subprocess.run(
-            ["/bin/sh", "-ec", lines],
-            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60,
-            check=True,
-        )  # fmt: skip
-        return done.stdout
-
-
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    return Shell(tmp_path_factory.mktemp("page"))
+    shell = Shell(tmp_path_factory.mktemp("page"))
+    (shell.folder / "overload.toml").write_text(SETTINGS, encoding="utf-8")
+    shell.environment["ACME_KEYS"] = shell.run(f'{EXPORT}\nprintf %s "$ACME_KEYS"')
+    return shell
 
 
 @pytest.fixture(scope="module")

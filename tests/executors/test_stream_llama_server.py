@@ -2,17 +2,13 @@
 
 import asyncio
 import json
-import subprocess
-import sys
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 from sluice.executors.dialects import LLAMA_SERVER
-from sluice.executors.http_pool import Address
 from sluice.executors.remote import RemoteEngine, Upstream
 from sluice.executors.stream import ClientError, Health, UpstreamRequest, UsageEvents
+from tests.executors.llama_child import llama_child
 from tests.executors.stream_rig import CHAT, run, take
 
 pytestmark = pytest.mark.model
@@ -22,23 +18,8 @@ FREED_WITHIN_S = 2.0
 
 @pytest.fixture(scope="module")
 def address(smollm2_gguf, tmp_path_factory):
-    log = tmp_path_factory.mktemp("llama") / "log"
-    with log.open("wb") as errors:
-        child = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("llama_server.py")), str(smollm2_gguf)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    assert line, log.read_text()
-    url = urlsplit(line.strip())
-    assert url.port is not None
-    yield Address("127.0.0.1", url.port)
-    child.kill()
-    child.communicate(timeout=10)
+    with llama_child(smollm2_gguf, tmp_path_factory.mktemp("llama") / "log") as where:
+        yield where
 
 
 def chat(content="Say hi.", *, streamed=True, max_tokens=8, **more):

@@ -5,6 +5,7 @@ import pytest
 from sluice.planner.memory import GIB, kv_bytes
 from sluice.planner.model_config import shape_from_config
 from sluice.planner.names import CannotPlan
+from sluice.planner.question import default_precision
 from sluice.planner.tables import own_tables
 
 LLAMA = {
@@ -61,6 +62,50 @@ def test_d25_what_is_not_understood_is_said_and_not_guessed(change, words):
     with pytest.raises(CannotPlan, match=words) as refused:
         shape_from_config("m", LLAMA | change)
     assert "cannot estimate" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "full", "window"),
+    [
+        ({"model_type": "mistral"}, 0, 32),
+        ({"model_type": "gemma2"}, 16, 16),
+        ({"model_type": "qwen2", "max_window_layers": 28}, 28, 4),
+        ({"model_type": "qwen2", "use_sliding_window": False}, 32, 0),
+        ({"sliding_window_pattern": 4}, 8, 24),
+        ({"model_type": "new", "max_position_embeddings": 4096}, 32, 0),
+    ],
+)
+def test_d25_which_layers_have_the_window_is_what_the_family_does(change, full, window):
+    shape = shape_from_config("m", LLAMA | {"sliding_window": 4096} | change)
+    layers = {each.window: each.layers for each in shape.attention}
+    assert layers.get(None, 0) == full
+    assert layers.get(4096, 0) == window
+
+
+def test_d25_a_window_of_unknown_layers_is_not_guessed():
+    with pytest.raises(CannotPlan, match="does not say in which layers"):
+        shape_from_config("m", LLAMA | {"model_type": "new", "sliding_window": 4096})
+
+
+@pytest.mark.parametrize(
+    ("quantised", "precision"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+    ],
+)
+def test_quantised_weights_are_planned_in_their_precision(quantised, precision):
+    shape = shape_from_config("m", LLAMA | {"quantization_config": quantised})
+    assert default_precision(shape, own_tables().accelerator("h100")) == precision
+    assert shape.approximate is None
+
+
+def test_a_quantisation_that_is_not_understood_is_said():
+    shape = shape_from_config("m", LLAMA | {"quantization_config": {"quant_method": "odd"}})
+    assert "not understood" in str(shape.approximate)
 
 
 def test_an_unknown_model_type_with_the_usual_keys_has_a_shape():

@@ -10,6 +10,7 @@ from sluice.core.costmodel import Coefficients, FixedCostModel, LinearCostModel
 from sluice.core.request import Request, SequenceId
 from sluice.core.roster import BatchingLimits, BatchingPolicy
 from sluice.executors.simulated import SimulatedExecutor, load_of
+from sluice.runtime.virtual import Stretching
 from sluice.testing.executors import FakeExecutor
 from sluice.testing.replicas import ReplicaRun, executor_limits
 
@@ -43,7 +44,7 @@ def run_of(traffics, limits=LIMITS, *, seed=1):
     executor = SimulatedExecutor(
         executor_limits(limits), COEFFICIENTS, output_tokens=lambda s: lengths.get(s.request_id)
     )
-    run = ReplicaRun(limits, executor, LinearCostModel(COEFFICIENTS), frozenset({0}), 256)
+    run = ReplicaRun(limits, executor, LinearCostModel(COEFFICIENTS), frozenset({0}), Stretching())
     for traffic in traffics:
         random, at_ns = Random(f"{seed} {traffic.tenant}"), 0
         for number in range(traffic.requests):

@@ -58,7 +58,7 @@ def answer(asked: Mapping[str, Any]) -> Candidates:
     if asked["context"] is not None or asked["divided"]:
         raise CannotPlan("--context and --divided belong to --slots, which is not given")
     entries = entries_of(asked["tables"])
-    gpus = [entries.accelerator(name) for name in _listed(asked["gpus"])]
+    gpus = [entries.accelerator(name) for name in _gpus(asked)]
     precisions: list[str | None] = [*_listed(asked["precisions"])] or [None]
     lengths = Lengths(asked["prompt"], asked["output"], asked["cached"])
     shape = entries.model(asked["model"])
@@ -112,7 +112,7 @@ def answer_slots(asked: Mapping[str, Any]) -> SlotsAnswer:
         )
     if asked["context"] is None:
         raise CannotPlan("--slots needs --context, the tokens of one request or of all together")
-    gpus, precisions = _listed(asked["gpus"]), _listed(asked["precisions"])
+    gpus, precisions = _gpus(asked), _listed(asked["precisions"])
     if len(gpus) > 1 or len(precisions) > 1:
         raise CannotPlan("--slots asks about one deployment: name one --gpu and one --precision")
     entries = entries_of(asked["tables"])
@@ -140,6 +140,13 @@ def answer_slots(asked: Mapping[str, Any]) -> SlotsAnswer:
         kv_bytes_per_token=per_token * deployment.layout.tensor,
         verdict=verdict(deployment, slots, memory_share=asked["memory_share"]),
     )
+
+
+def _gpus(asked: Mapping[str, Any]) -> list[str]:
+    names = _listed(asked["gpus"])
+    if not names:
+        raise CannotPlan("--gpu names no GPU; --list shows them")
+    return names
 
 
 def _listed(texts: tuple[str, ...]) -> list[str]:

@@ -114,7 +114,8 @@ def command(
         server = settings.server
         needs_key = bool(server.api_key_digests or server.tenant_key_digests)
         address = address_of(listener, transport.scheme)
-        click.echo(welcome(gateway.pools(), address, needs_key=needs_key), err=True)
+        remote = gateway.relaying.always
+        click.echo(welcome(gateway.pools(), address, remote, needs_key=needs_key), err=True)
 
     async def run() -> None:
         running, stop = RunningServer(gateway, loaded, read, transport), Stop()

@@ -62,6 +62,7 @@ class BadInput(click.ClickException):
 @click.option("--policy", help="slo, fcfs or static. Default: slo.")
 @click.option("--ttft", metavar="DURATION", help='Target for the first token, as "1s".')
 @click.option("--tpot", metavar="DURATION", help='Target for each further token, as "50ms".')
+@click.option("--e2e", metavar="DURATION", help="Time after which an answer is worthless.")
 @click.option("--percentile", help="Share of requests that are to meet them. Default: 95.")
 @click.option("--requests", type=int, help="How many. Default: 10000, or those of the trace.")
 @click.option("--warm-up", type=int, default=0, show_default=True, help="Not counted at first.")
@@ -128,7 +129,7 @@ def _model_overrides(asked: Mapping[str, Any]) -> Sequence[Override]:
     }
     if asked["policy"] is not None:
         texts[f"models.{MODEL}.policy"] = asked["policy"]
-    targets = {name: asked[name] for name in ("ttft", "tpot", "percentile") if asked[name]}
+    targets = {name: asked[name] for name in ("ttft", "tpot", "e2e", "percentile") if asked[name]}
     if targets:
         texts[f"models.{MODEL}.slo"] = CLASS
     texts |= {f"slo.{CLASS}.{name}": value for name, value in targets.items()}

@@ -30,6 +30,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "refused": whole.refused,
         "refused_for": dict(sorted(outcome.reasons.items())),
         "failed": whole.failed,
+        "left": whole.left,
         "degraded": whole.degraded,
         "ttft_s": whole.ttft_s.percentiles(),
         "tpot_s": whole.tpot_s.percentiles(),
@@ -125,6 +126,7 @@ _BESIDE: Sequence[tuple[str, Callable[[float | None], str], Callable[..., float 
     ("goodput, req/s", _rate, itemgetter("goodput_rps")),
     ("refused", _count, itemgetter("refused")),
     ("failed", _count, itemgetter("failed")),
+    ("client left", _count, itemgetter("left")),
     ("degraded", _count, itemgetter("degraded")),
     ("preemptions", _count, itemgetter("preemptions")),
     *(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, TypeVar
 
 import click
@@ -10,11 +11,11 @@ from sluice.config.units import parse_duration_s
 from sluice.planner.steady import Lengths
 from sluice.workload.arrivals import arrivals_named
 from sluice.workload.asks import BadWorkload, Workload
-from sluice.workload.lengths import lengths_of
+from sluice.workload.lengths import Joint, Separate, lengths_of
 from sluice.workload.mixes import Mix, shares_of
 from sluice.workload.servegen import ServeGen, is_servegen
 from sluice.workload.synthetic import Sessions, Synthetic
-from sluice.workload.trace_rows import columns_of
+from sluice.workload.trace_rows import columns_of, trace_rows
 from sluice.workload.traces import Trace, facts_of, trace_path
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -23,6 +24,9 @@ REQUESTS_DEFAULT = 10_000
 
 _OPTIONS = (
     click.option("--trace", metavar="FILE", help="A trace file, azure-conv or azure-code."),
+    click.option(
+        "--lengths", metavar="FILE", help="A trace of which only the lengths are drawn, in pairs."
+    ),
     click.option("--rate", type=float, help="Requests per second; a trace is scaled to it."),
     click.option("--input", "prompt", type=float, help="Mean prompt tokens."),
     click.option("--output", type=float, help="Mean output tokens."),
@@ -79,31 +83,39 @@ def workload_wanted(asked: Mapping[str, Any]) -> WorkloadWanted:
         raise BadWorkload(f"--max-tokens must be at least 1, not {asked['max_tokens']}")
     if asked["trace"] is None:
         return _synthetic(asked, mix)
-    lengths = [name for name in ("prompt", "output") if asked[name] is not None]
-    if lengths:
+    if any(asked[name] is not None for name in ("prompt", "output", "lengths")):
         raise BadWorkload("a trace has its own lengths: leave out --input and --output, or --trace")
     return _traced(asked, mix)
 
 
 def _synthetic(asked: Mapping[str, Any], mix: Mix) -> WorkloadWanted:
-    names = {"rate": "--rate", "prompt": "--input", "output": "--output"}
-    missing = [option for name, option in names.items() if asked[name] is None]
-    if missing:
-        raise BadWorkload(f"{', '.join(missing)} missing: give --trace, or all of --rate, --input "
-                          f"and --output")  # fmt: skip
+    if asked["rate"] is None:
+        raise BadWorkload("--rate missing: give --trace, or --rate with --input and --output")
+    lengths, prompt, output = _lengths(asked)
     sessions = _sessions(asked)
-    workload = Synthetic(
-        asked["rate"],
-        lengths_of(asked["prompt"], asked["output"], asked["spread"]),
-        arrivals_named(asked["arrivals"]),
-        mix,
-        sessions,
-        asked["max_tokens"],
-    )
+    arrivals = arrivals_named(asked["arrivals"])
+    workload = Synthetic(asked["rate"], lengths, arrivals, mix, sessions, asked["max_tokens"])
     workload.asks(0)  # a rate that is none is told before anything is made
-    prompt = asked["prompt"] + sessions.system_tokens
-    prompt += (sessions.turns - 1.0) * (asked["prompt"] + asked["output"]) / 2.0
-    return WorkloadWanted(workload, Lengths(prompt, asked["output"]), REQUESTS_DEFAULT)
+    history = (sessions.turns - 1.0) * (prompt + output) / 2.0
+    whole = Lengths(sessions.system_tokens + prompt + history, output)
+    return WorkloadWanted(workload, whole, REQUESTS_DEFAULT)
+
+
+def _lengths(asked: Mapping[str, Any]) -> tuple[Separate | Joint, float, float]:
+    """The lengths to draw, and the means of prompts and outputs."""
+    given = [name for name in ("prompt", "output") if asked[name] is not None]
+    if asked["lengths"] is not None:
+        if given:
+            raise BadWorkload("give --lengths, or --input and --output")
+        rows = trace_rows(trace_path(asked["lengths"]), columns_of(asked["columns"]))
+        pairs = [(row.prompt_tokens, row.output_tokens) for row in rows]
+        prompts, outputs = zip(*pairs, strict=True)
+        return Joint(pairs), fmean(prompts), fmean(outputs)
+    if len(given) < 2:
+        missing = "--input" if "prompt" not in given else "--output"
+        raise BadWorkload(f"{missing} missing: give --input and --output, --lengths or --trace")
+    prompt, output = asked["prompt"], asked["output"]
+    return lengths_of(prompt, output, asked["spread"]), prompt, output
 
 
 def _sessions(asked: Mapping[str, Any]) -> Sessions:

@@ -1,6 +1,7 @@
 """What the operator is told once every model is loaded: what each can hold, and where to call."""
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from sluice.core.events import ReplicaLimits
 from sluice.core.pools import PoolView
@@ -8,11 +9,22 @@ from sluice.core.pools import PoolView
 _MIB = 1024**2
 
 
-def welcome(pools: Sequence[PoolView], address: str, *, needs_key: bool) -> str:
-    """The text for standard error; ``address`` is the server's, without a path."""
+def welcome(
+    pools: Sequence[PoolView],
+    address: str,
+    remote: AbstractSet[str] = frozenset(),
+    *,
+    needs_key: bool,
+) -> str:
+    """The text for standard error; ``address`` is the server's, without a path.
+
+    ``remote`` are the models of engines elsewhere.
+    """
     lines = []
     for pool in pools:
-        if pool.limits is not None:
+        if pool.model in remote:
+            lines.append(_remote_line(pool, pool.limits))
+        elif pool.limits is not None:
             lines += _model_lines(pool, pool.limits)
     key = ' -H "Authorization: Bearer $KEY"' if needs_key else ""
     message = '{"role": "user", "content": "Hello"}'
@@ -44,6 +56,16 @@ def _model_lines(pool: PoolView, limits: ReplicaLimits) -> list[str]:
             f"most {kv_tokens:,} tokens. Raise kv_bytes or free memory for more"
         )
     return lines
+
+
+def _remote_line(pool: PoolView, limits: ReplicaLimits | None) -> str:
+    engines = _count(len(pool.replicas), "engine")
+    if limits is None:
+        return f"note: {pool.model}: remote, {engines}; none answers yet, and it is asked again"
+    return (
+        f"{pool.model}: remote, {engines}, context {limits.context_tokens_max:,} tokens, at most "
+        f"{limits.sequences_max:,} requests at an engine"
+    )
 
 
 def _size(size_bytes: int) -> str:

@@ -19,7 +19,7 @@ from sluice.cluster.served import ServedModel, ToolCalls
 from sluice.core.errors import InternalError
 from sluice.core.events import Arrived, Cancelled, Dispatch, Reject, Retarget, Shorten
 from sluice.core.request import COMPLETE, EndReason, PhaseTimes, Request, Rung, Usage
-from sluice.runtime.generation import Call, ChoiceEnded, Delta, Fault, Finish, Finished, RawPrompt
+from sluice.runtime.generation import Call, ChoiceEnded, Delta, Fault, Finish, Finished
 from sluice.runtime.messages import ChoiceDone, RequestEnded, Submit, Text
 from sluice.runtime.refusals import refusal_error
 from sluice.runtime.streams import PieceStream

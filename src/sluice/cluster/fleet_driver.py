@@ -292,18 +292,18 @@ class FleetDriver:
     def failed(self, replica_id: str, turn: Turn, error: UpstreamError) -> None:
         """A remote replica gave no whole answer to a call; the fleet may let another one try."""
         request_id, outcome = turn.request_id, outcome_of(error)
-        self._observer.attempt_failed(request_id, replica_id, outcome, str(error))
+        self._observer.attempt_failed(request_id, replica_id, outcome, error.summary)
         if outcome is not Outcome.VOID:
-            self._handle(AttemptFailed(request_id, outcome, str(error), rest_ns_of(error)))
+            self._handle(AttemptFailed(request_id, outcome, error.summary, rest_ns_of(error)))
             return
         self._handle(Ended(request_id, EndReason.FAILED, Usage(0, 0, 0), PhaseTimes()))
         wrong = isinstance(error, ClientError) and not error.about_key
         fault = Fault.REQUEST if wrong else Fault.ENGINE
-        self._calls.end_here(request_id, EndReason.FAILED, str(error), fault)
+        self._calls.end_here(request_id, EndReason.FAILED, error.summary, fault)
 
-    def told(self, replica_id: str, left: QuotaLeft, sent_ns: int) -> None:
+    def told(self, replica_id: str, request_id: str, left: QuotaLeft) -> None:
         """The answer of a remote replica says what its vendor still allows."""
-        self._handle(QuotaTold(replica_id, left, sent_ns))
+        self._handle(QuotaTold(replica_id, request_id, left))
 
     def parted(self, replica_id: str, error: str) -> None:
         """A remote replica does not answer its probes."""

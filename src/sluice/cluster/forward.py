@@ -23,6 +23,7 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _WITH_STREAM_OPTIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
 # Reading a larger body would hold up the event loop.
 _INLINE_BYTES_MAX = 64 * 1024
+_TIERS = frozenset({*UNNAMED_TIERS, *OPENAI_TIERS, None})
 _encode = msgspec.json.encode
 
 
@@ -73,15 +74,15 @@ def body_for(forward: Forward, wording: Wording) -> bytes:
         changes["priority"] = wording.dialect.priority_value(request.tier)
     elif "priority" in raw.fields:
         changes["priority"] = None  # our tier, which the engine would take for its own
-    if _text(raw.fields.get("service_tier", b"null")) not in {*UNNAMED_TIERS, *OPENAI_TIERS, None}:
+    if _text(raw.fields.get("service_tier")) not in _TIERS:
         changes["service_tier"] = None  # one of our classes
-    return with_members(raw.body, raw.fields, changes) if changes else raw.body
+    return with_members(raw.fields, changes) if changes else raw.body
 
 
-def with_members(body: bytes, fields: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
-    """The object with members replaced or added, or left out where the change is ``None``.
+def with_members(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
+    """The object of these undecoded members with some replaced or added, or left out (``None``).
 
-    ``fields`` are the undecoded members of ``body``. All others keep their bytes and their order.
+    All others keep their bytes and their order.
     """
     parts: list[Any] = []
     for name, value in fields.items():
@@ -98,13 +99,19 @@ def with_members(body: bytes, fields: Mapping[str, Any], changes: Mapping[str, A
 
 def _stream_options(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The caller's options with usage asked for."""
-    given = msgspec.json.decode(fields["stream_options"]) if "stream_options" in fields else None
+    given = _value(fields.get("stream_options"))
     return {**(given if isinstance(given, dict) else {}), "include_usage": True}
 
 
 def _text(raw: Any) -> str | None:
     """A member that is text."""
-    if raw is None:
-        return None
-    value = msgspec.json.decode(raw)
+    value = _value(raw)
     return value if isinstance(value, str) else None
+
+
+def _value(raw: Any) -> Any:
+    """A member decoded; ``None`` where it is absent or cannot be."""
+    try:
+        return None if raw is None else msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -16,7 +16,14 @@ from sluice.core.errors import ModelNotFound, Overloaded, RequestError
 from sluice.core.events import Reconfigured
 from sluice.core.pools import PoolView
 from sluice.core.tenants import Allowance
-from sluice.runtime.generation import Call, ModelCard, Readiness, Refused, Relaying
+from sluice.runtime.generation import (
+    NOTHING_REMOTE,
+    Call,
+    ModelCard,
+    Readiness,
+    Refused,
+    Relaying,
+)
 from sluice.runtime.messages import Submit
 from sluice.runtime.streams import PieceStream
 
@@ -32,7 +39,7 @@ class LocalGateway:
         driver: FleetDriver,
         models: Mapping[str, AnyModel],
         observer: Observer,
-        relaying: Relaying = Relaying(),
+        relaying: Relaying = NOTHING_REMOTE,
     ) -> None:
         self.relaying = relaying
         self._driver = driver

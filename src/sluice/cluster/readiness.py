@@ -4,7 +4,8 @@ Pure functions over ``core.pools.PoolView``. When a replica is started again is 
 decision; that a start has failed for good is the gateway's.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from sluice.core.fleet_replica import ReplicaView
 from sluice.core.lifecycle import ReplicaState
@@ -13,7 +14,7 @@ from sluice.runtime.generation import Readiness, ReplicaStatus
 
 
 def readiness(
-    pools: Sequence[PoolView], now_ns: int, remote: Set[str] = frozenset(), *, draining: bool
+    pools: Sequence[PoolView], now_ns: int, remote: AbstractSet[str] = frozenset(), *, draining: bool
 ) -> Readiness:
     """Whether calls are admitted and every model has a replica that serves.
 

@@ -9,6 +9,7 @@ relay goes on with the next turn or, where the call is over, raises what its cli
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from sluice.cluster.forward import Forward
 from sluice.cluster.upstream_errors import error_for_client
@@ -31,24 +32,33 @@ class Relay:
         self._stream = stream
         self.forward = forward
         self._next: Turn | None = None
+        self._present: Turn | None = None
         self._fault: UpstreamError | None = None
 
     def take(self, turn: "Turn") -> None:
         """The call is dispatched."""
         self._next = turn
 
-    async def __aiter__(self) -> AsyncIterator[tuple[bytes, bool]]:
+    def __aiter__(self) -> AsyncIterator[tuple[bytes, bool]]:
         """Pass the answer on; see ``runtime.streams.Relay``."""
-        while (turn := await self._turn()) is not None:
+        return self
+
+    async def __anext__(self) -> tuple[bytes, bool]:
+        # No generators on this path: one costs more than all that is done here for a piece.
+        while (turn := self._present or await self._turn()) is not None:
+            self._present = turn
             try:
-                async for piece in turn.pieces():
-                    yield piece
-                return
+                piece = await turn.piece()
             except UpstreamError as error:
-                self._fault = error
+                self._present, self._fault = None, error
                 turn.on_failed(turn, error)
+                continue
+            if piece is None:
+                raise StopAsyncIteration
+            return piece
         if self._fault is not None:
             raise error_for_client(self._fault) from self._fault
+        raise StopAsyncIteration
 
     async def _turn(self) -> "Turn | None":
         """The next turn, ``None`` where the call is over."""
@@ -82,8 +92,9 @@ class Turn:
     cut: bool = False
     left: bool = False
     expiry: asyncio.TimerHandle | None = None
-    _opening: asyncio.Timeout | None = None
+    _opening: asyncio.Task[Any] | None = None
     _answer: Answer | None = None
+    _is_over: bool = False
     _held: list[bytes] = field(default_factory=list)
 
     @property
@@ -97,43 +108,52 @@ class Turn:
         if self._answer is not None:
             self._answer.close()
         elif self._opening is not None:
-            self._opening.reschedule(asyncio.get_running_loop().time())
+            self._opening.cancel()
 
-    async def pieces(self) -> AsyncIterator[tuple[bytes, bool]]:
-        """The bytes to pass on. Raises ``UpstreamError``; ends early where it was left."""
-        answer = await self._opened()
-        if answer is None:
-            return
-        async with answer:
-            try:
-                async for chunk in answer:
-                    if self.left:
-                        return
-                    self._note(chunk)
-                    if chunk.last:
-                        self.on_ended(self, answer)
-                        yield self._passed(chunk.raw), True
-                        return
-                    if self.first_ns is None and not chunk.finishes:
-                        self._held.append(chunk.raw)
-                    else:
-                        yield self._passed(chunk.raw), False
-            except UpstreamError:
-                if not self.left:
-                    raise
+    async def piece(self) -> tuple[bytes, bool] | None:
+        """The next bytes to pass on, and whether they are the last; ``None`` where it was left.
 
-    async def _opened(self) -> Answer | None:
+        Raises ``UpstreamError``.
+        """
+        answer = self._answer or await self._opened()
+        if answer is None or self._is_over:
+            return None
+        goes_on = False
         try:
-            async with asyncio.timeout(None) as self._opening:
+            async for chunk in answer:
                 if self.left:
                     return None
-                self._answer = await self.engine.open(self.asked)
-                self.on_begun(self, self._answer)
-        except TimeoutError:
+                self._note(chunk)
+                if chunk.last:
+                    self._is_over = True
+                    self.on_ended(self, answer)
+                    return self._passed(chunk.raw), True
+                if self.first_ns is not None or chunk.finishes:
+                    goes_on = True
+                    return self._passed(chunk.raw), False
+                self._held.append(chunk.raw)
+        except UpstreamError:
             if not self.left:
                 raise
         finally:
-            self._opening = None  # one that is over cannot be rescheduled
+            if not goes_on:
+                answer.close()
+        return None
+
+    async def _opened(self) -> Answer | None:
+        """Ask. While that lasts, ``leave`` cancels the task, which is the reader's own."""
+        if self.left:
+            return None
+        self._opening = task = asyncio.current_task()
+        try:
+            self._answer = await self.engine.open(self.asked)
+        except asyncio.CancelledError:
+            if task is None or not self.left or task.uncancel():
+                raise  # the reader itself is cancelled
+            return None
+        finally:
+            self._opening = None
+        self.on_begun(self, self._answer)
         return self._answer
 
     def _note(self, chunk: Chunk) -> None:

@@ -65,8 +65,8 @@ class RemoteListener(Protocol):
         """A call got no whole answer; this replica has nothing more to do with it."""
         ...
 
-    def told(self, replica_id: str, left: QuotaLeft, sent_ns: int) -> None:
-        """The answer to a call that was sent at that time says what its vendor allows."""
+    def told(self, replica_id: str, request_id: str, left: QuotaLeft) -> None:
+        """The answer to a call says what its vendor still allows."""
         ...
 
     def parted(self, replica_id: str, error: str) -> None:
@@ -128,9 +128,8 @@ class RemoteReplica:
         """Probe it until it serves; what comes of it is told to the listener."""
         self._started_ns = self._clock()
         if self._watch is None:
-            self._watch = asyncio.create_task(
-                self._probe_always(), name=f"probes {self.replica_id}"
-            )
+            loop = asyncio.get_running_loop()
+            self._watch = loop.create_task(self._probe_always(), name=f"probes {self.replica_id}")
 
     async def stop(self) -> None:
         """Leave all calls and close all connections."""
@@ -216,7 +215,7 @@ class RemoteReplica:
     def _tell_quota(self, turn: Turn, headers: Headers) -> None:
         left = quota_left(headers)
         if left is not None:
-            self._listener.told(self.replica_id, left, turn.dispatched_ns)
+            self._listener.told(self.replica_id, turn.request_id, left)
 
     def _on_text(self, turn: Turn, raw: bytes) -> None:
         self._listener.recorded(turn.request_id, raw)

@@ -13,7 +13,6 @@ from sluice.cluster.classes import ServiceClasses
 from sluice.cluster.forward import Forward
 from sluice.core.errors import InvalidRequest
 from sluice.core.events import ReplicaLimits
-from sluice.core.request import Request
 from sluice.runtime.generation import Call, ModelCard, RawPrompt
 
 # Tokens that one block of text stands for, and its size at the usual ratio.

@@ -163,9 +163,13 @@ def _entry(value: object, section: type) -> Any:
     if unknown is not None or first not in given:
         told = f"there is no {unknown} in it" if unknown is not None else f"{first} is missing"
         raise ValueError(f"must be {_accepted_entry(shape_of(section))}; {told}")
-    return section(**{
-        keys[name].field: convert(entry, keys[name].shape) for name, entry in given.items()
-    })
+    converted = {}
+    for name, entry in given.items():
+        try:
+            converted[keys[name].field] = convert(entry, keys[name].shape)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
+    return section(**converted)
 
 
 def _amount(text: str, shape: Shape) -> float:

@@ -185,9 +185,9 @@ class ModelSection:
     model on so many GPUs: answers are made up and come when such hardware would give them."""
 
     engine: Literal["openvino", "vllm", "sglang", "tgi", "llama-server", "openai"] = "openvino"
-    """What computes the answers. ``openvino`` runs here, in processes of this server. The others run
-    elsewhere, at the addresses in ``urls``: requests wait here and are passed on to them. ``openai``
-    is any other server or vendor with that API."""
+    """What computes the answers. ``openvino`` runs here, in processes of this server. The others
+    run elsewhere, at the addresses in ``urls``: requests wait here and are passed on to them.
+    ``openai`` is any other server or vendor with that API."""
 
     urls: tuple[UpstreamUrl, ...] = ()
     """Where the engines of a remote model are, for example ``["http://gpu-1:8000",

@@ -43,7 +43,9 @@ def upstream_address(url: str) -> UpstreamAddress:
         raise ValueError("must end with its path")
     path = parts.path.rstrip("/")
     if path.endswith("/v1"):
-        raise ValueError(f'must not end with /v1, which every route has; write "{url.rstrip("/")[:-3]}"')
+        raise ValueError(
+            f'must not end with /v1, which every route has; write "{url.rstrip("/")[:-3]}"'
+        )
     if not all("!" <= c <= "~" for c in url):
         raise ValueError("must be plain ASCII without blanks")
     tls = parts.scheme == "https"
@@ -62,7 +64,10 @@ def contradictions(name: str, model: ModelSection) -> Iterator[tuple[str, str]]:
     if model.source != name:
         yield "source", f'is for models that run here, and engine is "{model.engine}"; leave it out'
     if not model.urls:
-        yield "urls", f'is missing: where does {model.engine} listen, for example ["http://gpu-1:8000"]'
+        yield (
+            "urls",
+            f'is missing: where does {model.engine} listen, for example ["http://gpu-1:8000"]',
+        )
     for setting in _HERE_ONLY:
         if getattr(model, setting) != _default(setting):
             yield _key(setting), f'is for models that run here, and engine is "{model.engine}"'

@@ -286,11 +286,11 @@ class QuotaLeft:
 
 @dataclass(frozen=True, slots=True)
 class QuotaTold:
-    """The answer to a request that was sent at ``sent_ns`` tells of the vendor's limits."""
+    """The answer of a remote replica to a request tells of its vendor's limits."""
 
     replica_id: str
+    request_id: str
     left: QuotaLeft
-    sent_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from sluice.core.fleet_replica import FleetReplica, RestartLimits
 from sluice.core.ladder import Leaves, Stays
 from sluice.core.lifecycle import ReplicaState
 from sluice.core.limits import PoolLimits, TenantLimits
-from sluice.core.membership import change, depart, replicas_of
+from sluice.core.membership import let_leave, set_limits
 from sluice.core.pools import Pool, PoolView
 from sluice.core.request import COMPLETE, EndReason, Request, Rung, Usage
 from sluice.core.tenants import Allowance, TenantLedger
@@ -77,12 +77,7 @@ class Fleet:
         self._restarts = restarts or RestartLimits()
         self._pools: dict[str, Pool] = {}
         self._replicas: dict[str, FleetReplica] = {}
-        self._are_leaving = False
-        for limits in pools:
-            replicas = replicas_of(limits, {})
-            self._pools[limits.model] = Pool(limits, replicas)
-            self._replicas.update((replica.id, replica) for replica in replicas)
-        self._link()
+        self._are_leaving = set_limits(self._pools, self._replicas, pools)
         self._accepted: dict[str, Accepted] = {}
         self._arrivals = 0
         self._drain_by_ns: int | None = None
@@ -107,7 +102,8 @@ class Fleet:
             starts = (replica.start_ns for replica in self._replicas.values())
             self._start_ns = min((at_ns for at_ns in starts if at_ns is not None), default=None)
         if self._are_leaving:
-            effects += self._let_leave()
+            gone, self._are_leaving = let_leave(self._pools, self._replicas)
+            effects += [StopReplica(replica_id) for replica_id in gone]
         effects += self._dispatch(now_ns)
         wake_ns = self._next_wake_ns(now_ns)
         if wake_ns is not None and wake_ns != self._wake_ns:
@@ -149,7 +145,7 @@ class Fleet:
             case ReplicaReported():
                 self._reported(event, now_ns)
             case QuotaTold():
-                replica.told(event.left, event.sent_ns)
+                replica.told(event.left, event.request_id, now_ns)
             case ReplicaDraining():
                 replica.draining = event.on
             case _:
@@ -353,30 +349,10 @@ class Fleet:
         return effects
 
     def _reconfigured(self, event: Reconfigured, now_ns: int) -> list[FleetEffect]:
-        models = {limits.model: limits for limits in event.pools}
-        if models.keys() != self._pools.keys():
-            raise ValueError("models cannot be added or removed")
-        for model, pool in self._pools.items():
-            self._replicas.update((one.id, one) for one in change(pool, models[model]))
-        self._are_leaving = any(replica.leaving for replica in self._replicas.values())
-        self._link()
+        self._are_leaving = set_limits(self._pools, self._replicas, event.pools)
         running = [accepted.request for accepted in self._accepted.values()]
         self._ledger.replace(event.tenants, running, now_ns)
         return self._start_due(now_ns)
-
-    def _let_leave(self) -> list[FleetEffect]:
-        gone = [replica.id for pool in self._pools.values() for replica in depart(pool)]
-        for replica_id in gone:
-            del self._replicas[replica_id]
-        self._are_leaving = any(replica.leaving for replica in self._replicas.values())
-        return [StopReplica(replica_id) for replica_id in gone]
-
-    def _link(self) -> None:
-        for pool in self._pools.values():
-            smaller = pool.limits.smaller
-            pool.smaller = None if smaller is None else self._pools[smaller]
-            if pool.limits.remote is not None and pool.retries is not None:
-                pool.retries.limits = pool.limits.remote.retries
 
     # ------------------------------------------------------------------------------ time and end
 

@@ -225,10 +225,10 @@ class FleetReplica:
         """Whether its breaker is open."""
         return self.gate is not None and self.gate.breaker.state(now_ns) is BreakerState.OPEN
 
-    def told(self, left: QuotaLeft, sent_ns: int) -> None:
+    def told(self, left: QuotaLeft, request_id: str, now_ns: int) -> None:
         """An answer said what its vendor still allows."""
         if self.gate is not None:
-            self.gate.quota.told(left, sent_ns)
+            self.gate.quota.told(left, request_id, now_ns)
 
     def first_token(self, accepted: Accepted, predicted_ns: int, now_ns: int) -> None:
         """The first token of a request came: the replica works."""

@@ -47,7 +47,7 @@ class RemoteGate:
     def began(self, request_id: str, tokens: int, now_ns: int) -> None:
         """A request of so many tokens at most is sent."""
         self.breaker.began(request_id)
-        self.quota.began(tokens, now_ns)
+        self.quota.began(request_id, tokens, now_ns)
 
     def left(self, request_id: str) -> None:
         """A request is not there any more; nothing is learnt that was not told by ``ended``."""

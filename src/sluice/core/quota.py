@@ -6,16 +6,26 @@ let in, and when the bucket will be full. From there the level is computed on: w
 all that was sent after that request. Where no answer said anything, nothing is held back.
 """
 
-from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sluice.core.admission import NS_PER_S
 from sluice.core.events import Left, QuotaLeft
 
 # Sends that are remembered until an answer says what was left after them.
 SENT_MAX = 1024
+# How long a request may be on its way before the vendor counts it: so long nothing fills in.
+ON_THE_WAY_NS = NS_PER_S // 4
 # In which time a bucket fills that was told as full.
 FILLS_NS = 60 * NS_PER_S
+
+
+class _Sent(NamedTuple):
+    """A request, by the order in which they were sent."""
+
+    number: int
+    at_ns: int
+    tokens: int
 
 
 @dataclass(slots=True)
@@ -29,7 +39,7 @@ class _Bucket:
 
     def take(self, amount: int, now_ns: int) -> None:
         self.level = self.level_at(now_ns) - amount
-        self.at_ns = now_ns
+        self.at_ns = max(self.at_ns, now_ns)
 
     def level_at(self, now_ns: int) -> float:
         return min(self.limit, self.level + self.per_ns * max(0, now_ns - self.at_ns))
@@ -44,36 +54,43 @@ class VendorQuota:
     """The quota of one vendor's key."""
 
     def __init__(self) -> None:
-        self._sent: deque[tuple[int, int]] = deque(maxlen=SENT_MAX)  # when, and how many tokens
+        self._open: dict[str, _Sent] = {}  # what the last answer may not have counted
+        self._count = 0
+        self._told = 0  # the number of the request whose answer is the base
         self._requests: _Bucket | None = None
         self._tokens: _Bucket | None = None
-        self._told_ns: int | None = None
         self._rests_until_ns = 0
 
-    def began(self, tokens: int, now_ns: int) -> None:
+    def began(self, request_id: str, tokens: int, now_ns: int) -> None:
         """A request is sent that may cost so many tokens."""
-        self._sent.append((now_ns, tokens))
+        self._count += 1
+        self._open[request_id] = _Sent(self._count, now_ns, tokens)
+        if len(self._open) > SENT_MAX:
+            del self._open[next(iter(self._open))]
         if self._requests is not None:
             self._requests.take(1, now_ns)
         if self._tokens is not None:
             self._tokens.take(tokens, now_ns)
 
-    def told(self, left: QuotaLeft, sent_ns: int) -> None:
-        """The answer to a request that was sent at ``sent_ns`` says this.
+    def told(self, left: QuotaLeft, request_id: str, now_ns: int) -> None:
+        """The answer to a request says this. One to an earlier request than the last is old news.
 
-        An answer to an earlier request than the last one that said something is older news.
+        Requests overtake one another on their way, so what was sent shortly before the answered one
+        and has no answer yet may not be counted in it either.
         """
-        if left == QuotaLeft() or (self._told_ns is not None and sent_ns < self._told_ns):
+        sent = self._open.pop(request_id, None)
+        if sent is None or sent.number < self._told or left == QuotaLeft():
             return
-        self._told_ns = sent_ns
-        while self._sent and self._sent[0][0] <= sent_ns:
-            self._sent.popleft()
-        requests, tokens = _bucket(left.requests, sent_ns), _bucket(left.tokens, sent_ns)
-        for at_ns, amount in self._sent:
+        self._told = sent.number
+        surely_ns = sent.at_ns - ON_THE_WAY_NS
+        self._open = {name: one for name, one in self._open.items() if one.at_ns > surely_ns}
+        counted_ns = min(now_ns, sent.at_ns + ON_THE_WAY_NS)
+        requests, tokens = _bucket(left.requests, counted_ns), _bucket(left.tokens, counted_ns)
+        for one in self._open.values():
             if requests is not None:
-                requests.take(1, at_ns)
+                requests.take(1, one.at_ns)
             if tokens is not None:
-                tokens.take(amount, at_ns)
+                tokens.take(one.tokens, one.at_ns)
         self._requests, self._tokens = requests, tokens
 
     def rest(self, wait_ns: int, now_ns: int) -> None:

@@ -82,14 +82,20 @@ def rank(prompt_tokens: int, candidates: Sequence[Candidate]) -> tuple[ReplicaSc
     """The replicas that can take a request, best first, as many as are worth telling.
 
     One that is held back counts only where there is no other. The score is uncached prefill tokens
-    (waiting there, and the request's own) times the sequences there, plus those sequences, divided
-    by the replica's weight. A replica whose KV pool is predicted to be short comes after all
-    others. Ties go to the one listed first.
+    (waiting there, and the request's own) times the sequences there, plus those sequences; what
+    is there counts by the replica's weight. A replica whose KV pool is predicted to be short comes
+    after all others. Ties go to the one listed first.
     """
     judged = [
-        (back, not fits, (uncached * (places or 1) + places) / weight, number, uncached)
+        (
+            back,
+            not fits,
+            ((waiting / weight + own) * (places or 1) + places) / weight,
+            number,
+            waiting + own,
+        )
         for number, (_, places, waiting, cached, fits, back, weight) in enumerate(candidates)
-        for uncached in (waiting + prompt_tokens - cached,)
+        for own in (prompt_tokens - cached,)
     ]
     judged.sort()
     return tuple(

@@ -1,37 +1,40 @@
 """What engines tell of themselves, from their list of models and their routes of limits.
 
-``remote.py`` feeds the bodies in. What is absent or of another shape is unknown; nothing is refused.
+``remote.py`` feeds the bodies in. What is absent or of another shape is unknown; nothing is
+refused.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from sluice.executors.stream import EngineFacts
 
 
+def _named(name: str) -> Any:
+    """A member with the engine's own name, absent by default."""
+    return msgspec.field(name=name, default=None)
+
+
 class _Meta(msgspec.Struct):
-    n_ctx: int | None = None
+    context_tokens: int | None = _named("n_ctx")
 
 
 class _Model(msgspec.Struct):
     id: str = ""
-    max_model_len: int | None = None
+    context_tokens: int | None = _named("max_model_len")
     meta: _Meta | None = None
-
-
-class _Generation(msgspec.Struct):
-    n_ctx: int | None = None
 
 
 class _Told(msgspec.Struct):
     """Members of ``/v1/models`` (all engines), ``/props`` (llama-server) and ``/info`` (TGI)."""
 
-    data: list[_Model] | None = None
-    default_generation_settings: _Generation | None = None
+    models: list[_Model] | None = _named("data")
+    slots: _Meta | None = _named("default_generation_settings")
     total_slots: int | None = None
-    max_total_tokens: int | None = None
-    max_concurrent_requests: int | None = None
+    total_tokens: int | None = _named("max_total_tokens")
+    requests: int | None = _named("max_concurrent_requests")
 
 
 def read_facts(bodies: Sequence[bytes]) -> EngineFacts:
@@ -44,10 +47,10 @@ def read_facts(bodies: Sequence[bytes]) -> EngineFacts:
             told = msgspec.json.decode(body, type=_Told)
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
-        for model in told.data or ():
+        for model in told.models or ():
             models = (*models, model.id)
-            context = model.max_model_len or (model.meta and model.meta.n_ctx) or context
-        generation = told.default_generation_settings
-        context = (generation and generation.n_ctx) or told.max_total_tokens or context
-        sequences = told.total_slots or told.max_concurrent_requests or sequences
+            context = model.context_tokens or (model.meta and model.meta.context_tokens) or context
+        slots = told.slots
+        context = (slots and slots.context_tokens) or told.total_tokens or context
+        sequences = told.total_slots or told.requests or sequences
     return EngineFacts(models, context, sequences)

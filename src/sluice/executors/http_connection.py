@@ -66,6 +66,7 @@ class Connection(asyncio.Protocol):
         self._expecting = False
         self._sized = False
         self._keep_alive = False
+        self.keep_alive_promise: str | None = None  # the header of the last answer
         self.head: Head | None = None
         self.complete = True
         self.fault: Exception | None = None
@@ -196,12 +197,15 @@ class Connection(asyncio.Protocol):
         if not self._expecting:  # a second answer right behind the first
             self.break_off(NotHttp("bytes that belong to no request"))
         self._fields, self._sized = [], False
+        self.keep_alive_promise = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        key = name.decode("latin-1").lower()
-        if key in {"content-length", "transfer-encoding"}:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        if key == "content-length" or key == "transfer-encoding":  # noqa: PLR1714 - half the time
             self._sized = True
-        self._fields.append((key, value.decode("latin-1")))
+        elif key == "keep-alive":
+            self.keep_alive_promise = text
+        self._fields.append((key, text))
 
     def on_headers_complete(self) -> None:
         if not self._expecting:

@@ -84,6 +84,8 @@ class Pool:
         return await self._acquire(connect_s, fresh=True)
 
     async def _acquire(self, connect_s: float, *, fresh: bool) -> Connection:
+        if not fresh and self._next_caller() is None and (kept := self._idle_connection()):
+            return kept
         end_s = asyncio.get_running_loop().time() + connect_s
         try:
             if kept := await self._turn(end_s, fresh=fresh):
@@ -199,7 +201,7 @@ class Pool:
         return None
 
     def _note_keep_alive(self, connection: Connection) -> None:
-        promise = connection.head.header("keep-alive") if connection.head else None
+        promise = connection.keep_alive_promise
         if promise is None:
             return
         if found := _KEEP_ALIVE_TIMEOUT.search(promise):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MAPS = Path("/proc/self/maps")
-_LARGE_BYTES = 2 << 20  # on x86-64, and on arm64 with pages of 4 KiB
+LARGE_BYTES = 2 << 20  # on x86-64, and on arm64 with pages of 4 KiB
 
 # Numbers of madvise(2), from the kernel's "mman-common.h". The second one, since Linux 6.1,
 # replaces pages in use; without it a thread of the kernel does so over some minutes.
@@ -44,7 +44,7 @@ def _anonymous_ranges(maps: str) -> Iterator[tuple[int, int]]:
         if access != "rw-p" or (name and name[0] != "[heap]"):
             continue
         start, end = (int(address, 16) for address in span.split("-"))
-        start = -(-start // _LARGE_BYTES) * _LARGE_BYTES
-        size = (end - start) // _LARGE_BYTES * _LARGE_BYTES
+        start = -(-start // LARGE_BYTES) * LARGE_BYTES
+        size = (end - start) // LARGE_BYTES * LARGE_BYTES
         if size > 0:
             yield start, size

@@ -23,6 +23,7 @@ from sluice.core.request import SequenceId
 from sluice.core.sampling import SampledLogprobs, Sampling
 from sluice.core.step import Plan, Row, Sampled
 from sluice.executors.base import Outcome, StepError, TokenMask, check_plan
+from sluice.executors.kv_pages import PagesAhead
 from sluice.executors.large_pages import use_large_pages
 from sluice.executors.openvino_graph import (
     BLOCK_SIZE,
@@ -74,6 +75,7 @@ class OpenVinoExecutor:
         self._kv: dict[str, Any] = {}
         self._request: Any = None
         self._inputs: StepInputs | None = None
+        self._pages: PagesAhead | None = None
         self._limits: ReplicaLimits | None = None
         self._sequences: dict[SequenceId, SequenceSampling] = {}
         self.inferred_ns = 0
@@ -103,6 +105,9 @@ class OpenVinoExecutor:
         self._graph = graph
         self._warm_up()
         use_large_pages()  # after the first steps, which allocate what all later ones use
+        spans = [(tensor.data.ctypes.data, tensor.byte_size) for tensor in self._kv.values()]
+        self._pages = PagesAhead(spans, size.blocks_total)
+        self._pages.reach(0)
         self._limits = ReplicaLimits(
             context_tokens_max=settings.context_tokens_max,
             block_size=BLOCK_SIZE,
@@ -139,11 +144,13 @@ class OpenVinoExecutor:
         """See ``Interruptible``. OpenVINO stops between two operations of the graph."""
         start_ns = time.monotonic_ns()
         assert self._inputs is not None, "run before load"
+        assert self._pages is not None, "run before load"
         assert self._limits is not None, "run before load"
         sampling_rows = [row for row in plan.rows if row.sample]
         states = [self._state(row) for row in sampling_rows]
         check_plan(plan, self._limits)
         self._check_tokens(plan)
+        self._pages.reach(max(block for row in plan.rows for block in row.blocks))
         self._inputs.fill(plan.rows)
         filled_ns = time.monotonic_ns()
         if not self._infer(wanted):
@@ -172,6 +179,9 @@ class OpenVinoExecutor:
 
     def close(self) -> None:
         """Release the model and the pool."""
+        if self._pages is not None:
+            self._pages.close()
+            self._pages = None
         self._inputs = None
         self._request = None
         self._kv = {}

@@ -9,8 +9,7 @@ gives ``end_token``; without it sequences run to their limit.
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 from sluice.core.batch import Stretch
@@ -32,8 +31,7 @@ class StepTimes(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Script:
+class _Script(NamedTuple):
     """What one sequence generates: consecutive ids from ``start``, ``length`` tokens of them."""
 
     start: int
@@ -95,12 +93,21 @@ class SimulatedExecutor:
         """See ``StepExecutor``."""
         if self._checked:
             check_plan(plan, self._limits)
+        scripts, new, cycle = self._scripts, tuple.__new__, self._vocab_size - 1
         sampled = []
         for row in plan.rows:
             sequence, tokens, past_tokens, _, sample = row
-            script = self._scripts.get(sequence) or self._script(row)
-            if sample:
-                sampled.append(Sampled(sequence, self._token(script, past_tokens + len(tokens))))
+            start, prompt_tokens, length = scripts.get(sequence) or self._script(row)
+            if not sample:
+                continue
+            position = past_tokens + len(tokens)
+            made = position + 1 - prompt_tokens
+            token = 1 + (start + position) % cycle
+            # Where the first end was not wanted, the next one comes after as many tokens again.
+            if length is not None and made >= length and made % length == 0:
+                token = self._end_token
+            # As ``Sampled(…)``, which takes twice as long.
+            sampled.append(new(Sampled, (sequence, token, None)))
         return Outcome(tuple(sampled), int(self._times.predict_ns(load_of(plan))))
 
     def foresee(self, plan: Plan, steps: int) -> Stretch:
@@ -137,13 +144,6 @@ class SimulatedExecutor:
         if script is None:
             raise StepError(f"sequence {row.sequence} is not open", (row.sequence,))
         return script
-
-    def _token(self, script: _Script, position: int) -> int:
-        made = position + 1 - script.prompt_tokens
-        # Where the first end was not wanted, the next one comes after as many tokens again.
-        if script.length is not None and made > 0 and made % script.length == 0:
-            return self._end_token
-        return 1 + (script.start + position) % (self._vocab_size - 1)
 
 
 def load_of(plan: Plan) -> Load:

@@ -229,6 +229,11 @@ class UpstreamError(ExecutorError):
         self.upstream = upstream
         self.message = message
 
+    @property
+    def summary(self) -> str:
+        """What happened, for logs and journals: none of the engine's words, which may quote."""
+        return str(self)
+
 
 class ConnectFault(StrEnum):
     """Why there is no connection."""
@@ -323,6 +328,11 @@ class UpstreamFailed(UpstreamError):
         super().__init__(upstream, message)
         self.reply: Reply = reply
         self.tokens = tokens
+
+    @property
+    def summary(self) -> str:
+        """See ``UpstreamError``."""
+        return f"{self.upstream}: the engine failed, status {self.reply.status}"
 
 
 class ClientError(UpstreamError):

@@ -27,6 +27,8 @@ LIFE_AVERAGE = 0.86
 DISPATCH_STEPS = 1.5
 BATCH_MAX = 1024
 GRID_STEPS = 4  # concurrencies tried per doubling
+# Fewer requests than this in a replica on average: each is alone, as far as a percentile can tell.
+LEAST = 2.0**-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +253,9 @@ def estimate(
     rates = [0.0 if found is None else found.rate_rps for found in (best, low, high)]
     rate = min(rates[0], capacity.estimate)
     slo = Band(rate, min(rates[1], capacity.low, rate), max(min(rates[2], capacity.high), rate))
+    capped = rate < rates[0]
+    if capped:
+        best = moment_at(model, load, rate, targets.percentile / 100.0)
     concurrency = held if best is None else best.concurrency
     state = _prefill_share(model, load, concurrency)
     deployment = model.deployment
@@ -258,7 +263,7 @@ def estimate(
     return ReplicaEstimate(
         capacity_rps=capacity,
         slo_rps=slo,
-        binding="capacity" if rate < rates[0] else limits,
+        binding="capacity" if capped else limits,
         at_slo=best,
         sequences_max=int(held),
         kv_tokens_max=int(tokens),
@@ -288,7 +293,8 @@ def _search(
 ) -> tuple[Moment | None, str]:
     """The moment with the highest rate that meets the targets, and what the next one would break.
 
-    All concurrencies of a fixed grid are tried, so that a tighter target only leaves fewer.
+    All concurrencies of a fixed grid are tried, so that a tighter target only leaves fewer. Those
+    below one matter where no higher one meets the targets.
     """
     held, _ = places(model, load)
     share = targets.percentile / 100.0
@@ -308,6 +314,11 @@ def _search(
         elif best is None or found.rate_rps > best.rate_rps:
             best, failed = found, ""
         concurrency *= step
+    concurrency = min(1.0, held)
+    while best is None and concurrency > LEAST:
+        concurrency /= step
+        found = moment(model, load, concurrency, share, slow)
+        best = None if targets.missed(found, load.lengths.output) else found
     if best is not None and failed:
         best = _refined(model, load, targets, (best, step, slow))
     return best, failed or limits

@@ -1,7 +1,7 @@
-"""An executor of a simulated fleet whose steps scatter, and whose replica can be slow or stall."""
+"""An executor of a simulated fleet whose replica can be slow or stall, as faults or records say."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from random import Random
 
 from sluice.core.batch import Stretch
 from sluice.core.costmodel import Load
@@ -15,12 +15,11 @@ from sluice.executors.simulated import OutputTokens, SimulatedExecutor, StepTime
 class Condition:
     """How a replica is at the moment. It outlives the processes of the replica.
 
-    Each step takes one of ``ratios`` times what ``times`` says, where there are any.
+    A step takes ``ratio`` times as long as ``times`` say, which changes from step to step.
     """
 
     times: StepTimes
-    ratios: tuple[float, ...]
-    draw: Random
+    ratio: Callable[[], float] | None = None
     factor: float = 1.0
     stall_ns: int = 0
 
@@ -41,14 +40,13 @@ class FaultyExecutor(SimulatedExecutor):
     def run(self, plan: Plan) -> Outcome:
         """See ``StepExecutor``. A stall is over with one step."""
         outcome, condition = super().run(plan), self._condition
-        if condition.ratios:
-            scattered_ns = int(outcome.duration_ns * condition.draw.choice(condition.ratios))
-            outcome = replace(outcome, duration_ns=scattered_ns)
+        if condition.ratio is not None:
+            outcome = replace(outcome, duration_ns=int(outcome.duration_ns * condition.ratio()))
         if condition.stall_ns:
             outcome = replace(outcome, duration_ns=outcome.duration_ns + condition.stall_ns)
             condition.stall_ns = 0
         return outcome
 
     def foresee(self, plan: Plan, steps: int) -> Stretch:
-        """See ``Foreseeing``. Steps that scatter are taken one at a time."""
-        return super().foresee(plan, 0 if self._condition.ratios else steps)
+        """See ``Foreseeing``. Steps that differ are taken one at a time."""
+        return super().foresee(plan, steps if self._condition.ratio is None else 0)

@@ -6,7 +6,7 @@ floor at the fast edge of the band, and the answer names what a lone request is 
 
 from math import exp
 
-from sluice.planner.estimate import Load, Moment, Targets, moment
+from sluice.planner.estimate import LEAST, Load, Moment, Targets, moment
 from sluice.planner.names import NoFleet, shown_s
 from sluice.planner.predict import StepModel
 
@@ -22,9 +22,9 @@ def check_floors(model: StepModel, load: Load, targets: Targets) -> None:
         )
     share = targets.percentile / 100.0
     residual = model.residual(load.lengths, 1.0)
-    fast = moment(model, load, 1.0, share, exp(-residual.half_width))
+    fast = moment(model, load, LEAST, share, exp(-residual.half_width))
     step_s = model.calculated_s(load.lengths, 1.0) * exp(residual.mean - residual.half_width)
-    usual = moment(model, load, 1.0, share, 1.0)
+    usual = moment(model, load, LEAST, share, 1.0)
     deployment = model.deployment
     what = f"{deployment.shape.name} on {deployment.layout.devices} x {deployment.accelerator.name}"
     if targets.tpot_s < step_s:
@@ -61,11 +61,11 @@ def _check_whole(load: Load, targets: Targets, alone: tuple[Moment, Moment], wha
 
 def no_rate(model: StepModel, load: Load, targets: Targets, binding: str) -> NoFleet:
     """The refusal where the percentile of a lone request already misses a target."""
-    alone = moment(model, load, 1.0, targets.percentile / 100.0, 1.0)
+    alone = moment(model, load, LEAST, targets.percentile / 100.0, 1.0)
     ttft_s = alone.ttft_s + targets.retrieval_s
     return NoFleet(
         f"no rate meets the targets on {model.deployment.layout.devices} x "
-        f"{model.deployment.accelerator.name}: {binding} is missed with one request in the "
+        f"{model.deployment.accelerator.name}: {binding} is missed by a lone request in the "
         f"replica, where p{targets.percentile:g} of TTFT is about {shown_s(ttft_s)} and of TPOT "
         f"{shown_s(alone.tpot_s)}; ask for at least that, or use more tensor parallelism"
     )

@@ -2,13 +2,15 @@
 
 Steps count from the end of the one before where that was just now: what the process does between
 two steps is part of how fast it is. Coefficients are those of ``core.costmodel``, fitted to all
-steps by non-negative least squares of relative errors; ``ratios`` say how steps scatter around
-them.
+steps by non-negative least squares of relative errors. What a step took beyond them is kept with
+its time: other programs on the machine, its clocks and stalls belong to the traffic of that time.
 """
 
-from collections.abc import Iterable, Iterator
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from typing import NamedTuple
 
 from sluice.core.costmodel import TYPICAL, Coefficients, Load, nonnegative_least_squares
 from sluice.telemetry.records import Record, RequestArrived, RequestEnded, Step
@@ -17,25 +19,34 @@ from sluice.telemetry.records import Record, RequestArrived, RequestEnded, Step
 PAUSE_NS_MAX = 20_000_000
 # Steps outside this range of their prediction are left out of the second fit: the machine stalled.
 RATIO_MAX = 3.0
-RATIOS_KEPT = 200
 STEPS_MIN = 50
 _DIMENSIONS = range(len(TYPICAL))
 
 
+class Sample(NamedTuple):
+    """One step: when it ended, what was in it, and how long it took."""
+
+    t_ns: int
+    load: Load
+    wall_ns: float
+
+
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast steps are, in the mean and around it; ``ratios`` are equally likely."""
+    """How fast steps are: ``coefficients``, and at ``times_ns`` the ``ratios`` of what a step took
+    to what they say."""
 
     coefficients: Coefficients
-    ratios: tuple[float, ...]
-    steps: int
+    times_ns: Sequence[int]
+    ratios: Sequence[float]
 
     def predict_ns(self, load: Load) -> float:
-        """Mean duration of a step with this load."""
+        """Usual duration of a step with this load."""
         return self.coefficients.predict_ns(load)
 
-
-Sample = tuple[Load, float]
+    def ratio(self, at_ns: int) -> float:
+        """By how much a step at this time took longer than usual."""
+        return self.ratios[min(len(self.ratios) - 1, bisect_left(self.times_ns, at_ns))]
 
 
 @dataclass(slots=True)
@@ -56,7 +67,7 @@ class StepSamples:
             self._pauses_ns += pause_ns
         else:
             pause_ns = self._pauses_ns // max(1, self._pauses)
-        self.samples.append((load, float(step.measured_ns + pause_ns)))
+        self.samples.append(Sample(step.t_ns, load, float(step.measured_ns + pause_ns)))
 
 
 class StepLoads:
@@ -91,36 +102,31 @@ class StepLoads:
             self.replicas.setdefault(step.replica, StepSamples()).add(step, load)
 
 
-def speed_of(samples: Iterable[Sample]) -> Speed | None:
+def speed_of(samples: Sequence[Sample]) -> Speed | None:
     """The speed behind these steps, ``None`` where they are too few to tell."""
-    samples = list(samples)
     if len(samples) < STEPS_MIN:
         return None
     coefficients = _fitted(samples)
-    kept = [s for s in samples if 1 / RATIO_MAX < s[1] / coefficients.predict_ns(s[0]) < RATIO_MAX]
+    kept = [s for s in samples if 1 / RATIO_MAX < _ratio(s, coefficients) < RATIO_MAX]
     coefficients = _fitted(kept or samples)
-    ratios = sorted(min(10.0, wall_ns / coefficients.predict_ns(load)) for load, wall_ns in samples)
-    part = ceil(len(ratios) / RATIOS_KEPT)
-    means = [sum(group) / len(group) for group in _groups(ratios, part)]
-    # The sum of all steps comes out right.
-    predicted_ns = sum(coefficients.predict_ns(load) for load, _ in samples)
-    scale = sum(wall_ns for _, wall_ns in samples) / predicted_ns * len(means) / sum(means)
-    return Speed(coefficients, tuple(mean * scale for mean in means), len(samples))
+    return Speed(
+        coefficients,
+        array("q", (sample.t_ns for sample in samples)),
+        array("d", (_ratio(sample, coefficients) for sample in samples)),
+    )
 
 
-def _groups(values: list[float], size: int) -> Iterator[list[float]]:
-    return (values[at : at + size] for at in range(0, len(values), size))
+def _ratio(sample: Sample, coefficients: Coefficients) -> float:
+    return sample.wall_ns / coefficients.predict_ns(sample.load)
 
 
 def _fitted(samples: Iterable[Sample]) -> Coefficients:
     gram = [[1e-9 * (row == column) for column in _DIMENSIONS] for row in _DIMENSIONS]
     moment = [0.0 for _ in _DIMENSIONS]
-    for load, wall_ns in samples:
+    for _, load, wall_ns in samples:
         features = [
-            value * typical_share
-            for value, typical_share in zip(
-                (1, *load), (1e6 / wall_ns / typical for typical in TYPICAL), strict=True
-            )
+            value / typical * 1e6 / wall_ns
+            for value, typical in zip((1, *load), TYPICAL, strict=True)
         ]
         for row, feature in enumerate(features):
             moment[row] += feature

@@ -28,6 +28,10 @@ _LAYER_KINDS = {
     "chunked_attention": "window",
     "linear_attention": "state",
 }
+# Where a window is given without saying which layers have it: families in which all of them do, and
+# those in which every so manieth has not.
+_ALL_WINDOWED = frozenset(("mistral", "mixtral", "ministral", "phi3", "phimoe", "starcoder2"))
+_FULL_EVERY = {"gemma2": 2}
 # Keys that change what is kept per token in ways that are not modelled.
 _NOT_MODELLED = ("hybrid_override_pattern", "mamba_num_heads", "ssm_state_size", "num_kv_shared")
 
@@ -93,8 +97,16 @@ def shape_from_config(name: str, config: Mapping[str, Any]) -> ModelShape:
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         context_tokens_max=keys.optional("max_position_embeddings", "n_positions"),
         attention_weights=config.get("attention_weights"),
-        approximate=config.get("approximate"),
+        approximate=config.get("approximate") or _not_understood(config),
+        published=_published(config),
     )
+
+
+def _not_understood(config: Mapping[str, Any]) -> str | None:
+    """A quantisation of which the size of the weights is not known."""
+    if config.get("quantization_config") and _published(config) is None:
+        return "its quantization_config is not understood; give --precision or --weights"
+    return None
 
 
 def _experts(keys: _Keys, layers: int) -> Experts | None:
@@ -155,6 +167,43 @@ def _latent(keys: _Keys, layers: int) -> LatentLayers:
     )
 
 
+def _windowed(keys: _Keys, layers: int) -> dict[str, int]:
+    """Layers by kind where a window is given and nothing lists the layers that have it."""
+    kind = keys.config.get("model_type")
+    whole = keys.optional("max_position_embeddings")
+    if whole is not None and keys.needed("sliding_window") >= whole:
+        return {"full": layers}
+    first = keys.optional("max_window_layers")
+    if first is not None:
+        return {"full": min(first, layers), "window": layers - min(first, layers)}
+    if kind in _FULL_EVERY:
+        full = layers // _FULL_EVERY[kind]
+        return {"full": full, "window": layers - full}
+    if kind in _ALL_WINDOWED:
+        return {"window": layers}
+    raise CannotPlan(
+        f"cannot estimate {keys.name}: it has a sliding_window and does not say in which layers; "
+        f"add layer_types or sliding_window_pattern to its configuration"
+    )
+
+
+def _published(config: Mapping[str, Any]) -> str | None:
+    """The precision in which the weights are published, where they are quantised."""
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, Mapping):
+        return None
+    method = str(quantised.get("quant_method", "")).lower()
+    algorithm = str(quantised.get("quant_algo", "")).lower()
+    bits = quantised.get("bits", 4 if quantised.get("load_in_4bit") else 8)
+    if method in {"awq", "gptq", "bitsandbytes"}:
+        return "int4" if bits == 4 else "int8"
+    if "nvfp4" in algorithm:
+        return "nvfp4"
+    if "fp8" in method or "fp8" in algorithm:
+        return "fp8"
+    return "mxfp4" if method == "mxfp4" else None
+
+
 def _layer_counts(keys: _Keys, layers: int) -> dict[str, int]:
     """How many layers of each kind: listed one by one, by an interval, or all alike."""
     counts = {"full": 0, "window": 0, "state": 0}
@@ -175,7 +224,7 @@ def _layer_counts(keys: _Keys, layers: int) -> dict[str, int]:
     elif keys.config.get("sliding_window") is not None:
         interval = keys.optional("sliding_window_pattern")
         if interval is None and keys.config.get("use_sliding_window", True):
-            return {**counts, "window": layers}
+            return {**counts, **_windowed(keys, layers)}
     elif keys.optional("attention_chunk_size"):
         interval = keys.needed("no_rope_layer_interval")
     if not interval:

@@ -49,9 +49,13 @@ class Life:
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """One group of requests. Latencies are those of whole answers, in seconds."""
+    """One group of requests. Latencies are those of whole answers, in seconds.
+
+    Clients of ``left`` requests went away before the end.
+    """
 
     requests: int = 0
+    left: int = 0
     met: int = 0
     refused: int = 0
     failed: int = 0
@@ -63,8 +67,9 @@ class Tally:
 
     @property
     def attainment(self) -> float:
-        """Share of the requests that met their targets; 0 of none."""
-        return self.met / self.requests if self.requests else 0.0
+        """Share of the requests whose clients stayed that met their targets; 0 of none."""
+        stayed = self.requests - self.left
+        return self.met / stayed if stayed else 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -151,6 +156,11 @@ class Counting:
         if life.number >= self._warm_up:
             reasons = self.outcome.reasons
             reasons[reason] = reasons.get(reason, 0) + 1
+
+    def left(self, life: Life) -> None:
+        """Its client went away."""
+        for tally in self._tallies(life, met=False):
+            tally.left += 1
 
     def failed(self, life: Life) -> None:
         """The fleet ended it."""

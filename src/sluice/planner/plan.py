@@ -212,7 +212,7 @@ def with_slo_rate(found: Plan, slo_rps: Band, simulation: str) -> Plan:
 def deployment_of(question: Question, tensor: int) -> tuple[Deployment, str]:
     """What one replica is, and the name of its precision."""
     layout = checked_layout(question.shape, Layout(tensor, question.groups))
-    name = question.precision or default_precision(question.accelerator)
+    name = question.precision or default_precision(question.shape, question.accelerator)
     if published_in_fp4(question.shape):
         name = "fp4"
     precision = precision_for(question.shape, name, question.kv_format)

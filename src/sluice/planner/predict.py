@@ -179,13 +179,14 @@ class StepModel:
 
     def residual(self, lengths: Lengths, concurrency: float) -> Residual:
         """What neighbours, or the calibration, say beyond the formula."""
-        found = _estimated(self.fit.field, self.case(lengths, concurrency))
+        case = self.case(lengths, concurrency)
+        found = _estimated(self.fit.field, case)
         half = found.deviation * self.fit.field.spread
         name, _ = self.level
         if not name.startswith(self.engine_name):
             half = (half**2 + FOREIGN_DEVIATION**2) ** 0.5
         if self.calibration is None:
-            return Residual(found.mean, half, leaned_on(found, self.case(lengths, concurrency)))
+            return Residual(found.mean, half, _leaned_on(self.fit.field, case))
         # The points override the level of what neighbours say; how it goes on from there, nothing
         # says better than they do.
         mean = found.mean + self.calibration.at(concurrency)
@@ -225,6 +226,11 @@ class StepModel:
 @cache
 def _estimated(field: Field, case: Case) -> Estimate:
     return field.estimate(case)
+
+
+@cache
+def _leaned_on(field: Field, case: Case) -> tuple[str, ...]:
+    return leaned_on(_estimated(field, case), case)
 
 
 def family_of(model: str) -> str:

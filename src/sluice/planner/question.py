@@ -131,8 +131,10 @@ def _check_targets(targets: Targets) -> None:
         )
 
 
-def default_precision(accelerator: Accelerator) -> str:
-    """FP8 where the device multiplies it, else 16 bits."""
+def default_precision(shape: ModelShape, accelerator: Accelerator) -> str:
+    """That of quantised weights, else FP8 where the device multiplies it, else 16 bits."""
+    if shape.published is not None:
+        return shape.published
     return "fp8" if accelerator.fp8_tflops is not None else "bf16"
 
 

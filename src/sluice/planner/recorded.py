@@ -16,7 +16,7 @@ from random import Random
 from sluice.config.sections import SloSection
 from sluice.core.costmodel import CostState
 from sluice.core.events import ReplicaLimits, Submitted
-from sluice.core.request import COMPLETE, Request, Rung
+from sluice.core.request import COMPLETE, EndReason, Request, Rung
 from sluice.core.roster import BatchingLimits
 from sluice.planner.measured import Speed, StepLoads, speed_of
 from sluice.runtime.recording import Entry, ReplicaStart, read_entry
@@ -80,8 +80,8 @@ class Recorded:
 
     @property
     def began_ns(self) -> int:
-        """When the first request came, by the clock of the journal."""
-        return self.requests[0].arrived.arrived_ns
+        """When the first request came to the fleet, by the clock of the journal."""
+        return self.requests[0].arrived.t_ns
 
     def mean_tokens(self) -> tuple[float, float]:
         """Prompt and output of the requests that tell them."""
@@ -108,7 +108,7 @@ class Recorded:
             unknown_output = _drawn(outputs, key, draw)
             yield Ask(
                 number,
-                arrived.arrived_ns - self.began_ns,
+                arrived.t_ns - self.began_ns,
                 _parts(request, number, seen, arrived.prompt_tokens or unknown_prompt),
                 unknown_output if output is None else output,
                 arrived.output_tokens_max or None,
@@ -119,6 +119,8 @@ class Recorded:
                 arrived.tier,
                 None if arrived.deadline_ns is None else arrived.deadline_ns - arrived.arrived_ns,
                 may_degrade=bool(DEGRADING & set(arrived.overload)),
+                leaves_ns=_left_after_ns(request),
+                read_ns=arrived.t_ns - arrived.arrived_ns,
             )
 
     def _known(self) -> tuple[dict[tuple[str, str], list[int]], dict[tuple[str, str], list[int]]]:
@@ -148,7 +150,7 @@ def read_recorded(folder: Path) -> Recorded:
             f"{len(reading.limits)} replicas; a replay needs two requests and the start of a "
             f"replica: take a journal that begins with the start of the server"
         )
-    requests = sorted(reading.requests.values(), key=lambda one: one.arrived.arrived_ns)
+    requests = sorted(reading.requests.values(), key=lambda one: one.arrived.t_ns)
     replicas = {name: reading.replica(name) for name in reading.limits}
     return Recorded(tuple(requests), replicas, reading.classes, tuple(reader.problems))
 
@@ -233,6 +235,13 @@ def _output_tokens(request: RecordedRequest) -> int | None:
     if ended is None or ended.reason not in COMPLETE or not ended.completion_tokens:
         return None
     return -(-ended.completion_tokens // request.arrived.choices)
+
+
+def _left_after_ns(request: RecordedRequest) -> int | None:
+    ended = request.ended
+    if ended is None or ended.reason != EndReason.CANCELLED:
+        return None
+    return ended.t_ns - request.arrived.t_ns
 
 
 def _drawn(known: Mapping[tuple[str, str], list[int]], key: tuple[str, str], draw: Random) -> int:

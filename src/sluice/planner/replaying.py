@@ -52,7 +52,7 @@ def outcome_of(traffic: RecordedTraffic, fleet: SimulatedFleet) -> Outcome:
         ended_ns = _count(counting, pool, ask, request)
         last_ns = max(last_ns, ended_ns)
     outcome = counting.outcome
-    outcome.arriving_s = (requests[-1].arrived.arrived_ns - requests[0].arrived.arrived_ns) / 1e9
+    outcome.arriving_s = (requests[-1].arrived.t_ns - requests[0].arrived.t_ns) / NS_PER_S
     outcome.simulated_s = last_ns / NS_PER_S
     outcome.replica_hours = len(traffic.recorded.replicas) * outcome.simulated_s / 3600
     return outcome
@@ -61,10 +61,11 @@ def outcome_of(traffic: RecordedTraffic, fleet: SimulatedFleet) -> Outcome:
 def _count(counting: Counting, pool: SimulatedPool, ask: Ask, request: RecordedRequest) -> int:
     """Count one; returns when it was over."""
     made = pool.request(ask, ask.at_ns, ())
+    began_ns = made.arrived_ns
     life = Life(ask.number, made, ask.output_tokens, ask.model, degraded=request.degraded)
     if request.rejected is not None:
         counting.refused(life, request.rejected.reason)
-        return request.rejected.t_ns - request.arrived.arrived_ns + ask.at_ns
+        return began_ns + request.rejected.t_ns - request.arrived.arrived_ns
     ended = request.ended
     if ended is None:
         return 0
@@ -73,9 +74,12 @@ def _count(counting: Counting, pool: SimulatedPool, ask: Ask, request: RecordedR
         ended.preempted_ns,
     )  # fmt: skip
     usage = Usage(ended.prompt_tokens, ended.cached_tokens, ended.completion_tokens)
-    ended_ns = ask.at_ns + ended.t_ns - ended.arrived_ns
+    ended_ns = began_ns + ended.t_ns - ended.arrived_ns
+    if ended.reason == EndReason.CANCELLED:
+        counting.left(life)
+        return ended_ns
     if ended.ttft_ns is not None:
-        life.first_ns, life.first_tokens = ask.at_ns + ended.ttft_ns, 1
+        life.first_ns, life.first_tokens = began_ns + ended.ttft_ns, 1
     counting.outcome.preemptions += ended.preemptions
     counting.ended(
         life,

@@ -70,7 +70,8 @@ class ModelShape:
 
     ``dense_layers`` have a gated feed-forward of ``intermediate``. ``attention_weights`` is the
     format of the weights outside the experts where a quantised model leaves them alone.
-    ``approximate`` says which sizes are not exact, in words.
+    ``approximate`` says which sizes are not exact, in words. ``published`` is the precision of its
+    published weights where they are quantised.
     """
 
     name: str
@@ -84,6 +85,7 @@ class ModelShape:
     context_tokens_max: int | None = None
     attention_weights: str | None = None
     approximate: str | None = None
+    published: str | None = None
 
     @property
     def layers(self) -> int:

@@ -18,6 +18,7 @@ from sluice.core.costmodel import Coefficients, CostModel, CostState, LinearCost
 from sluice.core.costmodel import Load as StepLoad
 from sluice.core.events import (
     Arrived,
+    Cancelled,
     Ended,
     Fail,
     FleetEffect,
@@ -81,7 +82,7 @@ class KnownCost:
 class SimulatedPool:
     """One model: what the fleet and each replica hold to, and how long its steps take.
 
-    ``ratios`` are by how much steps scatter around ``times``, equally likely; none for not at all.
+    ``ratio`` says by how much a step differs from ``times`` at a time after the workload began.
     ``cost`` is what replicas know of their speed when they start, ``None`` where they know all.
     """
 
@@ -89,11 +90,12 @@ class SimulatedPool:
     batching: BatchingLimits
     times: StepTimes
     classes: ServiceClasses
-    ratios: tuple[float, ...] = ()
+    ratio: Callable[[int], float] | None = None
     cost: CostState | None = None
 
     def request(self, ask: Ask, at_ns: int, prompt: tuple[int, ...]) -> Request:
-        """What the fleet is told of an ask, by the rules that calls of clients go through."""
+        """What the fleet is told at ``at_ns``, by the rules that calls of clients go through."""
+        arrived_ns = at_ns - ask.read_ns
         limit = ask.output_tokens_max
         if limit is None:
             limit = max(OUTPUT_TOKENS_MAX_DEFAULT, ask.output_tokens)
@@ -101,14 +103,14 @@ class SimulatedPool:
         call = Call(
             id=str(ask.number),
             model=self.limits.model,
-            arrived_ns=at_ns,
+            arrived_ns=arrived_ns,
             prompt=TokenPrompt(()),
             choices=ask.choices,
             tenant=ask.tenant,
             slo_class=ask.slo_class,
             priority=ask.tier,
             may_degrade=ask.may_degrade,
-            deadline_ns=None if ask.deadline_ns is None else at_ns + ask.deadline_ns,
+            deadline_ns=None if ask.deadline_ns is None else arrived_ns + ask.deadline_ns,
         )
         return self.classes.request(self.classes.named(call), prompt, max(1, min(limit, room)))
 
@@ -173,12 +175,9 @@ def simulate(
 
 
 def one_model_fleet(
-    replica: SimulatedReplica, replicas: int, targets: Targets | None, **pool: float
+    replica: SimulatedReplica, replicas: int, targets: Targets | None
 ) -> SimulatedFleet:
-    """Replicas of one model under the default policy, with one class of requests.
-
-    ``pool`` are further fields of ``PoolLimits``.
-    """
+    """Replicas of one model under the default policy, with one class of requests."""
     names = tuple(f"model-{number}" for number in range(replicas))
     limits = replica.limits
     slo = {}
@@ -192,7 +191,7 @@ def one_model_fleet(
     return SimulatedFleet(
         (
             SimulatedPool(
-                PoolLimits("model", names, **pool),  # type: ignore[arg-type]
+                PoolLimits("model", names),
                 BatchingLimits(
                     limits.context_tokens_max,
                     limits.block_size,
@@ -227,7 +226,7 @@ class Simulation:
         self._lives: dict[str, Life] = {}
         self._replicas: list[Replica] = []
         self._running_ns: dict[str, int] = {}
-        self._first_ns = self._last_ns = 0
+        self._first_ns = self._last_ns = self._over_ns = 0
         core = Fleet(
             [pool.limits for pool in fleet.pools],
             chance=Random(f"{seed}/fleet"),
@@ -286,6 +285,8 @@ class Simulation:
                 raise BadWorkload(f"a request asks for {model!r}; models are {models}")
             request = pool.request(ask, at_ns, self._prompts.tokens(ask.prompt))
             self._lives[request.id] = Life(count, request, ask.output_tokens, model)
+            if ask.leaves_ns is not None:
+                self.virtual.at(at_ns + ask.leaves_ns, Cancelled(request.id))
             yield at_ns, model, request
 
     def _make(self, replica_id: str) -> tuple[Replica, StepExecutor]:
@@ -314,9 +315,12 @@ class Simulation:
         found = self._conditions.get(replica_id)
         if found is None:
             pool = self._pools[self._model_of[replica_id]]
-            draw = Random(f"{self._seed}/steps/{replica_id}")
-            found = self._conditions[replica_id] = Condition(pool.times, pool.ratios, draw)
+            found = self._conditions[replica_id] = Condition(pool.times, self._ratio(pool))
         return found
+
+    def _ratio(self, pool: SimulatedPool) -> Callable[[], float] | None:
+        ratio, driver, began_ns = pool.ratio, self.virtual.driver, self._began_ns
+        return None if ratio is None else lambda: ratio(driver.now_ns - began_ns)
 
     def _plan_fault(self, fault: Fault) -> None:
         at_ns = self._began_ns + fault.at_ns
@@ -347,9 +351,13 @@ class Simulation:
             if life is not None and life.first_ns is None:
                 life.first_ns, life.first_tokens = now_ns, event.tokens
         elif isinstance(event, Ended):
-            life = self._lives.pop(event.request_id, None)
+            life = self._over(event.request_id, now_ns)
             if life is not None:
                 self._counting.ended(life, event, now_ns)
+        elif isinstance(event, Cancelled):
+            life = self._over(event.request_id, now_ns)
+            if life is not None:
+                self._counting.left(life)
         elif isinstance(event, ReplicaLost):
             self._stopped(event.replica_id, now_ns)
         elif isinstance(event, Arrived):
@@ -361,9 +369,13 @@ class Simulation:
         for effect in effects:
             match effect:
                 case Reject():
-                    self._counting.refused(self._lives.pop(effect.request_id), effect.reason)
+                    life = self._over(effect.request_id, now_ns)
+                    if life is not None:
+                        self._counting.refused(life, effect.reason)
                 case Fail():
-                    self._counting.failed(self._lives.pop(effect.request_id))
+                    life = self._over(effect.request_id, now_ns)
+                    if life is not None:
+                        self._counting.failed(life)
                 case Shorten() | Retarget():
                     self._lives[effect.request_id].degraded = True
                 case StartReplica():
@@ -378,6 +390,13 @@ class Simulation:
         if self._recording is not None:
             self._recording.replica_event(replica_id, event, now_ns, effects)
 
+    def _over(self, request_id: str, now_ns: int) -> Life | None:
+        """A request that ends now; ``None`` for one whose client has left before."""
+        life = self._lives.pop(request_id, None)
+        if life is not None:
+            self._over_ns = now_ns
+        return life
+
     def _stopped(self, replica_id: str, now_ns: int) -> None:
         started_ns = self._running_ns.pop(replica_id, None)
         if started_ns is not None:
@@ -386,8 +405,8 @@ class Simulation:
     def _finish(self) -> None:
         driver, outcome = self.virtual.driver, self.outcome
         for replica_id in list(self._running_ns):
-            self._stopped(replica_id, driver.now_ns)
+            self._stopped(replica_id, self._over_ns)
         outcome.arriving_s = (self._last_ns - self._first_ns) / NS_PER_S
-        outcome.simulated_s = (driver.now_ns - self._began_ns) / NS_PER_S
+        outcome.simulated_s = (self._over_ns - self._began_ns) / NS_PER_S
         outcome.preemptions = sum(replica.roster.preemptions for replica in self._replicas)
         outcome.steps = driver.steps

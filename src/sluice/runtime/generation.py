@@ -71,6 +71,9 @@ class Relaying:
     degraded: frozenset[str] = frozenset()
 
 
+NOTHING_REMOTE = Relaying()
+
+
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
     """What the output must parse as. ``schema`` is set for ``json_schema`` only."""

@@ -54,6 +54,7 @@ class Stretching:
 
 
 STEP_BY_STEP = Stretching(steps_max=0)
+AT_ONCE = Stretching()
 
 
 @runtime_checkable
@@ -111,7 +112,7 @@ class VirtualDriver:
         *,
         end_tokens: frozenset[int] = frozenset(),
         observe: Observer = ignore,
-        stretching: Stretching = Stretching(),
+        stretching: Stretching = AT_ONCE,
     ) -> None:
         self.now_ns = 0
         self.stretched: set[str] = set()

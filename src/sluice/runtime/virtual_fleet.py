@@ -41,7 +41,7 @@ from sluice.core.fleet import Fleet
 from sluice.core.replica import Replica
 from sluice.core.request import Request, Rung
 from sluice.executors.base import StepExecutor
-from sluice.runtime.virtual import Stretching, VirtualDriver
+from sluice.runtime.virtual import AT_ONCE, Stretching, VirtualDriver
 
 MakeReplica = Callable[[str], tuple[Replica, StepExecutor]]
 
@@ -76,7 +76,7 @@ class VirtualFleet:
         load_ns: int = 0,
         end_tokens: frozenset[int] = frozenset(),
         watcher: Watcher,
-        stretching: Stretching = Stretching(),
+        stretching: Stretching = AT_ONCE,
     ) -> None:
         self.driver = VirtualDriver(
             end_tokens=end_tokens, observe=self._observe, stretching=stretching
@@ -88,6 +88,8 @@ class VirtualFleet:
         self._requests: dict[str, Request] = {}
         self._replicas: dict[str, Replica] = {}
         self._told: dict[str, int] = {}
+        self._silence_ns_max = stretching.silence_ns_max
+        self._quiet_until_ns: dict[str, int] = {}
         self._up: set[str] = set()
         self._wishes = 0
         self.at(0, Tick())
@@ -130,6 +132,8 @@ class VirtualFleet:
             self._requests[event.request.id] = event.request
         now_ns = self.driver.now_ns
         effects = self._fleet.handle(event, now_ns)
+        if isinstance(event, Cancelled) and not any(isinstance(e, Abort) for e in effects):
+            self._requests.pop(event.request_id, None)  # else it ends on its replica
         self._watcher.fleet_event(event, now_ns, effects)
         for effect in effects:
             self._perform(effect, now_ns)
@@ -196,7 +200,7 @@ class VirtualFleet:
         self._watcher.replica_event(replica_id, event, now_ns, effects)
         for effect in effects:
             if isinstance(effect, Emit):
-                for request_id, tokens in self._progress(replica_id, effect).items():
+                for request_id, tokens in self._progress(replica_id, effect, now_ns).items():
                     self._handle(Progress(request_id, tokens))
             elif isinstance(effect, End):
                 self._requests.pop(effect.request_id, None)
@@ -206,24 +210,34 @@ class VirtualFleet:
             elif isinstance(effect, Report):
                 self._handle(ReplicaReported(replica_id, effect))
 
-    def _progress(self, replica_id: str, emitted: Emit) -> dict[str, int]:
-        """Tokens of each request that were not told yet: those of a stretch are not emitted."""
+    def _progress(self, replica_id: str, emitted: Emit, now_ns: int) -> dict[str, int]:
+        """Tokens of each request that are told to the fleet now.
+
+        Those of a stretch are not emitted; where the fleet need not hear of every step, later
+        tokens than the first wait for their time.
+        """
         told, stretched = self._told, self.driver.stretched
-        if replica_id not in stretched:
-            counts: dict[str, int] = {}
+        fresh: dict[str, int] = {}
+        if now_ns < self._quiet_until_ns.get(replica_id, 0):
             for (request_id, _), _, _ in emitted.sampled:
-                counts[request_id] = counts.get(request_id, 0) + 1
-                told[request_id] = told.get(request_id, 0) + 1
-            return counts
+                if request_id not in told:
+                    fresh[request_id] = fresh.get(request_id, 0) + 1
+            told.update(fresh)
+            stretched.add(replica_id)
+            return fresh
+        if self._silence_ns_max is not None:
+            self._quiet_until_ns[replica_id] = now_ns + self._silence_ns_max
+        for (request_id, _), _, _ in emitted.sampled:
+            fresh[request_id] = fresh.get(request_id, 0) + 1
+        if replica_id not in stretched:
+            for request_id, tokens in fresh.items():
+                told[request_id] = told.get(request_id, 0) + tokens
+            return fresh
         stretched.remove(replica_id)
         produced: dict[str, int] = {}
         for sequence in self._replicas[replica_id].roster.residents:
             request_id = sequence.id.request_id
             produced[request_id] = produced.get(request_id, 0) + sequence.produced
-        fresh: dict[str, int] = {}
-        for sampled in emitted.sampled:
-            request_id = sampled.sequence.request_id
-            fresh[request_id] = fresh.get(request_id, 0) + 1
         for request_id, tokens in fresh.items():
             before = told.get(request_id, 0)
             fresh[request_id] = max(tokens, produced.get(request_id, 0) - before)

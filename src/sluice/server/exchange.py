@@ -131,10 +131,10 @@ class Exchange:
         """What a function makes of the whole body, which must say that it is JSON.
 
         The function may run in a thread. A ``glance``, which is quick, is tried before it; what it
-        makes of the body counts unless it is ``None``. Raises what it raises, ``InvalidRequest`` for another
-        type, ``BodyTooLarge`` as soon as the size is known to be over the limit, announced or
-        counted, ``BodyTooSlow`` when the body is not complete in time, and ``Overloaded`` when all
-        bodies together are too much.
+        makes of the body counts unless it is ``None``. Raises what it raises, ``InvalidRequest``
+        for another type, ``BodyTooLarge`` as soon as the size is known to be over the limit,
+        announced or counted, ``BodyTooSlow`` when the body is not complete in time, and
+        ``Overloaded`` when all bodies together are too much.
         """
         self._require_json()
         with self._bodies.account() as account:
@@ -144,6 +144,12 @@ class Exchange:
             self.likeness = hash((len(body), body[:SMALL_BYTES_MAX], body[-SMALL_BYTES_MAX:]))
             seen = None if glance is None else glance(body)
             return await self._bodies.understand(body, understand) if seen is None else seen
+
+    async def read_again(
+        self, body: bytes, understand: Callable[[bytes], Understood]
+    ) -> Understood:
+        """What another function makes of a body that was understood before."""
+        return await self._bodies.understand(body, understand)
 
     async def _body(self, account: Account) -> bytes:
         announced = self.header(b"content-length")

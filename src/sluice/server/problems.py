@@ -131,9 +131,7 @@ def unknown_path(message: str) -> Problem:
 def settings_refused(problems: Sequence[str]) -> Problem:
     """Settings that cannot be used; nothing was changed. ``problems`` are all their mistakes."""
     message = "The settings were not changed: " + "; ".join(problems)
-    error = _error_object(message, "invalid_request_error", None, "invalid_settings")
-    error["problems"] = list(problems)
-    return Problem(400, error, ((b"x-sluice-reason", b"invalid_settings"),))
+    return _routing_problem(400, message, "invalid_settings", problems=list(problems))
 
 
 def method_refused(method: str, allowed: str) -> Problem:
@@ -216,9 +214,9 @@ def _ended(message: str, status: int, reason: str) -> Overloaded:
 
 
 def _routing_problem(
-    status: int, message: str, code: str, *headers: tuple[bytes, bytes]
+    status: int, message: str, code: str, *headers: tuple[bytes, bytes], **more: Any
 ) -> Problem:
-    error = _error_object(message, "invalid_request_error", None, code)
+    error = {**_error_object(message, "invalid_request_error", None, code), **more}
     return Problem(status, error, ((b"x-sluice-reason", code.encode()), *headers))
 
 

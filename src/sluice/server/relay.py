@@ -1,10 +1,10 @@
 """How one request is answered: by a model that batches here, or passed through to a remote engine.
 
 ``chat``, ``completions`` and ``responses`` bring a ``Surface`` that reads a request and shapes what
-is generated here; ``forward`` serves the routes that only engines have. For a remote engine the body
-is decoded once and no deeper than its members, its bytes go on as they came, and so do those of the
-answer. Under overload a call may change sides before anything is sent, which is why what answers is
-asked of the generation and not of the request.
+is generated here; ``forward`` serves the routes that only engines have. For a remote engine the
+body is decoded once and no deeper than its members, its bytes go on as they came, and so do those
+of the answer. Under overload a call may change sides before anything is sent, which is why what
+answers is asked of the generation and not of the request.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,6 +31,8 @@ Members = Mapping[str, Any]
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 _OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _TEXT = OutputFormat()
+# Finding the members of a larger body would hold up the event loop: it takes about a millisecond.
+_GLANCED_BYTES_MAX = 1024**2
 _members_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _value_of = msgspec.json.Decoder().decode
 
@@ -48,11 +50,14 @@ class Surface(Generic[Asked]):
 
 @dataclass(frozen=True, slots=True)
 class _Heard(Generic[Asked]):
-    """A request as far as it was read: ``asked`` is ``None`` where only its members were."""
+    """A request as far as it was read.
+
+    ``asked`` is ``None`` where only its members were; ``raw`` is kept where an engine may get it.
+    """
 
     calls: list[Call]
-    asked: Asked | None
-    raw: RawPrompt | None
+    asked: Asked | None = None
+    raw: RawPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +78,14 @@ async def serve_call(
     glance = partial(_glance, exchange, surface, relaying) if relaying.always else None
     heard = await exchange.understood(read, glance)
     async with generating(exchange, gateway, heard.calls) as generation:
-        if generation.relay is not None:
-            await pass_on(exchange, generation, generation.relay, heard.raw)
+        asked, raw = heard.asked, heard.raw
+        if raw is not None and generation.relay is not None:
+            await pass_on(exchange, generation, generation.relay, streamed=raw.streamed)
             return
-        asked = heard.asked
+        if raw is not None and asked is None:
+            asked, _ = await exchange.read_again(raw.body, partial(surface.understand, exchange))
         if asked is None:
-            assert heard.raw is not None
-            asked, _ = surface.understand(exchange, heard.raw.body)
+            raise InternalError("a request was handed over that nobody has read")
         await surface.answer(exchange, generation, stamp.answered_by(generation), asked)
 
 
@@ -87,18 +93,17 @@ async def forward(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
     """Answer a request that only remote engines can answer."""
     heard = await exchange.understood(partial(_read_for_engine, exchange, gateway))
     async with generating(exchange, gateway, heard.calls) as generation:
-        if generation.relay is None:
+        if generation.relay is None or heard.raw is None:
             raise InternalError(f"{generation.model} was given what only an engine can answer")
-        await pass_on(exchange, generation, generation.relay, heard.raw)
+        await pass_on(exchange, generation, generation.relay, streamed=heard.raw.streamed)
 
 
 async def pass_on(
-    exchange: Exchange, generation: Generation, relay: Relay, raw: RawPrompt | None
+    exchange: Exchange, generation: Generation, relay: Relay, *, streamed: bool
 ) -> None:
     """Answer with the bytes of a remote engine. Raises what an ending without an answer means."""
-    assert raw is not None
     async for part, is_last in relay:
-        if not raw.streamed:
+        if not streamed:
             await exchange.reply(200, part, answer_headers(generation))
             return
         if not exchange.started:
@@ -119,15 +124,29 @@ async def pass_on(
 def _read(
     exchange: Exchange, surface: Surface[Asked], relaying: Relaying, body: bytes
 ) -> _Heard[Asked]:
-    """A request for a model that batches here; kept where a remote engine may get it."""
+    """A request for a model that batches here, kept where a remote engine may get it, or a large
+    one for an engine."""
+    if len(body) > _GLANCED_BYTES_MAX and relaying.always:
+        heard = _members_read(exchange, surface, relaying, body)
+        if heard is not None:
+            return heard
     asked, calls = surface.understand(exchange, body)
     if len(calls) > 1 or exchange.model not in relaying.degraded:
-        return _Heard(calls, asked, None)
+        return _Heard(calls, asked)
     raw = _raw(exchange, _members_of(body), body, surface)
     return _Heard([replace(calls[0], raw=raw)], asked, raw)
 
 
 def _glance(
+    exchange: Exchange, surface: Surface[Asked], relaying: Relaying, body: bytes
+) -> _Heard[Asked] | None:
+    """A request for a remote engine that is read in no time; ``None`` for any other."""
+    if len(body) > _GLANCED_BYTES_MAX:
+        return None
+    return _members_read(exchange, surface, relaying, body)
+
+
+def _members_read(
     exchange: Exchange, surface: Surface[Asked], relaying: Relaying, body: bytes
 ) -> _Heard[Asked] | None:
     """A request for a remote engine; ``None`` for any other, or one that cannot be read so."""
@@ -144,13 +163,16 @@ def _glance(
 
 
 def _read_for_engine(exchange: Exchange, gateway: Gateway, body: bytes) -> _Heard[None]:
-    heard: _Heard[None] | None = _glance(exchange, _NOTHING_HERE, gateway.relaying, body)
+    heard = _members_read(exchange, _NOTHING_HERE, gateway.relaying, body)
     if heard is not None:
-        return heard
+        # Another model's vectors, scores or token ids are of no use to who asked for this one's.
+        return replace(heard, calls=[replace(heard.calls[0], may_degrade=False)])
     try:
         model = _value_of(_members_of(body)["model"])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
-        raise InvalidRequest("The body must be a JSON object with a model.", param="model") from None
+        raise InvalidRequest(
+            "The body must be a JSON object with a model.", param="model"
+        ) from None
     exchange.model = str(model)
     if any(card.id == model for card in gateway.models()):
         path = exchange.path.decode("latin-1")
@@ -169,9 +191,7 @@ async def _no_answer(_exchange: Exchange, _generation: Generation, _stamp: Stamp
 _NOTHING_HERE: Surface[None] = Surface(_nothing_here, _no_answer)
 
 
-def _raw(
-    exchange: Exchange, members: Members, body: bytes, surface: Surface[Any]
-) -> RawPrompt:
+def _raw(exchange: Exchange, members: Members, body: bytes, surface: Surface[Any]) -> RawPrompt:
     options = _member(members, "stream_options", dict)
     headers = tuple(
         (name.decode(), value.decode("latin-1"))
@@ -218,12 +238,17 @@ def _prompts(members: Members) -> int:
     prompt = members.get("prompt")
     if prompt is None or bytes(memoryview(prompt)[:1]) != b"[":
         return 1
-    parts = _value_of(prompt)
+    parts = _member(members, "prompt", list) or [""]
     return 1 if all(isinstance(part, int) for part in parts) else len(parts)
 
 
 def _member(members: Members, name: str, kind: type) -> Any:
     """The value of a member that has this type, else ``None``."""
     raw = members.get(name)
-    value = None if raw is None else _value_of(raw)
+    if raw is None:
+        return None
+    try:
+        value = _value_of(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None  # for the engine to find wrong
     return value if type(value) is kind else None

@@ -219,7 +219,7 @@ class Metrics:
         if estimated:
             self._add("sluice_usage_estimated_total", (model,), 1)
         if ttft_ns is not None:
-            self._observe("sluice_engine_ttft_seconds", model, ttft_ns * _NS)
+            self._times["sluice_engine_ttft_seconds"][model,].observe(ttft_ns * _NS)
 
     def attempt_failed(self, replica_id: str, model: str, outcome: str) -> None:
         """A remote replica gave no whole answer to a request."""

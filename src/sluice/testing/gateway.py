@@ -13,6 +13,7 @@ from sluice.core.errors import ModelNotFound
 from sluice.core.request import EndReason, PhaseTimes, Usage
 from sluice.core.tenants import Allowance
 from sluice.runtime.generation import (
+    NOTHING_REMOTE,
     Call,
     ChoiceEnded,
     Delta,
@@ -111,7 +112,7 @@ class FakeGateway:
         models: Sequence[str] = ("tiny",),
         readiness: Readiness | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        relaying: Relaying = Relaying(),
+        relaying: Relaying = NOTHING_REMOTE,
     ) -> None:
         self.relaying = relaying
         self.script = script or (lambda call: speak(call, "Hello", " world", "."))

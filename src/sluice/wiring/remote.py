@@ -1,4 +1,4 @@
-"""Settings of remote models to what serves them: no process, only connections that are opened later."""
+"""Settings of remote models to what serves them: no process, only connections that open later."""
 
 import ssl
 from collections import Counter

@@ -5,6 +5,7 @@ says of them: limits, what they knew of their speed when they started, and the s
 """
 
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from sluice.cluster.classes import ServiceClasses
@@ -15,6 +16,7 @@ from sluice.config.settings import Settings
 from sluice.core.errors import ConfigError
 from sluice.core.events import ReplicaLimits
 from sluice.core.roster import BatchingLimits
+from sluice.planner.measured import Speed
 from sluice.planner.recorded import Recorded, RecordedReplica
 from sluice.planner.simulation import SimulatedFleet, SimulatedPool
 from sluice.planner.steady import Lengths
@@ -59,7 +61,8 @@ def replay_fleet(
             pools.append(simulated_pool(name, section, after, lengths))
         else:
             replica = recorded.models[name][0]
-            pools.append(_recorded_pool(replica, before.models.get(name, section), section, after))
+            pool = _recorded_pool(replica, before.models.get(name, section), section, after)
+            pools.append(replace(pool, ratio=partial(_ratio, replica.speed, recorded.began_ns)))
     return SimulatedFleet(tuple(pools), tuple(tenant_limits(after.tenants)), load_ns)
 
 
@@ -79,9 +82,12 @@ def _recorded_pool(
         _batching(replica, before, after),
         replica.speed,
         ServiceClasses(settings.slo, settings.tenants, after.slo),
-        replica.speed.ratios,
-        replica.cost,
+        cost=replica.cost,
     )
+
+
+def _ratio(speed: Speed, began_ns: int, after_ns: int) -> float:
+    return speed.ratio(began_ns + after_ns)
 
 
 def _batching(

@@ -65,7 +65,7 @@ def _model(section: ModelSection, lengths: Lengths) -> SimulatedModel:
     tables = own_tables()
     shape = tables.model(model)
     accelerator, count = _devices(tables, device)
-    precision = "fp4" if published_in_fp4(shape) else default_precision(accelerator)
+    precision = "fp4" if published_in_fp4(shape) else default_precision(shape, accelerator)
     deployment = Deployment(
         shape,
         accelerator,

@@ -23,12 +23,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. ``at_ns`` counts from the start of the workload.
+    """One request. ``at_ns`` counts from the start of the workload; ``read_ns`` is how long before
+    that its first byte came, where reading it took time.
 
     ``prompt`` is its text in parts. Its answer ends by itself after ``output_tokens``;
     ``output_tokens_max`` is the limit that the client sets, ``None`` where it sets none. Empty
     names leave the choice to whoever serves it. ``tier``, ``deadline_ns`` (after ``at_ns``) and
-    ``may_degrade`` are wishes of the client's own beside those of its class.
+    ``may_degrade`` are wishes of the client's own beside those of its class. The client leaves
+    ``leaves_ns`` after ``at_ns`` where it has no whole answer by then.
     """
 
     number: int
@@ -43,6 +45,8 @@ class Ask:
     tier: int | None = None
     deadline_ns: int | None = None
     may_degrade: bool = True
+    leaves_ns: int | None = None
+    read_ns: int = 0
 
     @property
     def prompt_tokens(self) -> int:
