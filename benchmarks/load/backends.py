@@ -9,7 +9,7 @@ from typing import Protocol
 
 from benchmarks.load.client import Client
 from benchmarks.load.engines import Engine
-from benchmarks.load.facts import Calibration, facts_of, read_records
+from benchmarks.load.facts import Calibration, facts_of, read_records, speed_of
 from benchmarks.load.outcomes import Run, Targets
 from benchmarks.load.plans import Ask, Plan
 from benchmarks.load.virtual import Knobs, World
@@ -93,7 +93,8 @@ class LiveBackend:
         since_ns = int((wall_s() - (time.monotonic() - client.began_s) - 1.0) * 1e9)
         records = read_records(self.engine.journal, since_ns)
         began_ns = int(client.began_s * 1e9)
-        return facts | facts_of(records, began_ns + int(from_s * 1e9), began_ns + int(to_s * 1e9))
+        span_ns = (began_ns + int(from_s * 1e9), began_ns + int(to_s * 1e9))
+        return facts | facts_of(records, *span_ns) | speed_of(records, *span_ns)
 
     def _settle(self) -> Client:
         """Wait until a short request is answered quickly twice: nothing old is left then."""

@@ -6,7 +6,7 @@ process does between two steps is part of how fast the engine is.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -32,6 +32,8 @@ PAUSE_NS_MAX = 20_000_000
 # Steps outside this range of their prediction are left out of the fit: the machine stalled.
 RATIO_MAX = 3.0
 RATIOS_KEPT = 200
+STEPS_MIN = 100
+SPEED = "speed_"
 # A refusal that took longer came after a wait: what was promised did not come true.
 DOOR_S_MAX = 0.1
 
@@ -67,6 +69,20 @@ def facts_of(records: Iterable[Record], from_ns: int, to_ns: int) -> dict[str, f
             "output_tokens_per_s": 1e9 * sum(len(s.decode) for s in steps) / (to_ns - from_ns),
         }
     return facts
+
+
+def speed_of(records: Sequence[Record], from_ns: int, to_ns: int) -> dict[str, float]:
+    """How fast the engine was in one stretch of time, for ``Calibration.as_fast``.
+
+    Empty where too few steps were taken.
+    """
+    inside = [one[1:] for one in _samples(records) if from_ns <= one[0] < to_ns]
+    if len(inside) < STEPS_MIN:
+        return {}
+    coefficients = _robust_fit(inside)
+    scale = sum(ns for _, ns in inside) / sum(coefficients.predict_ns(load) for load, _ in inside)
+    fitted = {f"{SPEED}{name}": value for name, value in asdict(coefficients).items()}
+    return {**fitted, f"{SPEED}scale": scale}
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -105,18 +121,29 @@ class Calibration:
         """Back from plain values."""
         return msgspec.convert(document, cls)
 
+    def as_fast(self, facts: Mapping[str, float]) -> "Calibration":
+        """With the speed of one run, where its facts have it: machines are not always as fast."""
+        fitted = {
+            name.removeprefix(SPEED): value
+            for name, value in facts.items()
+            if name.startswith(SPEED)
+        }
+        if not fitted:
+            return self
+        scale = fitted.pop("scale") / fmean(self.ratios)
+        ratios = tuple(ratio * scale for ratio in self.ratios)
+        return replace(self, coefficients=Coefficients(**fitted), ratios=ratios)
+
 
 UNCALIBRATED = Calibration(Coefficients(), (1.0,), ReplicaLimits(4096, 32, 4096, 32), 0)
 
 
 def calibrate(records: Sequence[Record]) -> Calibration:
     """Fit the coefficients to all steps of a journal. Raises ``ValueError`` where it has few."""
-    samples = list(_samples(records))
-    if len(samples) < 100:
+    samples = [one[1:] for one in _samples(records)]
+    if len(samples) < STEPS_MIN:
         raise ValueError(f"{len(samples)} steps are too few to fit")
-    coefficients = _fit(samples)
-    kept = [s for s in samples if 1 / RATIO_MAX < s[1] / coefficients.predict_ns(s[0]) < RATIO_MAX]
-    coefficients = _fit(kept)
+    coefficients = _robust_fit(samples)
     predicted_ns = [coefficients.predict_ns(load) for load, _ in samples]
     ratios = sorted(
         min(10.0, wall_ns / p_ns) for (_, wall_ns), p_ns in zip(samples, predicted_ns, strict=True)
@@ -132,8 +159,11 @@ def calibrate(records: Sequence[Record]) -> Calibration:
     return Calibration(coefficients, tuple(m * scale for m in means), limits, len(samples))
 
 
-def _samples(records: Sequence[Record]) -> Iterator[tuple[Load, float]]:
-    """Each step's load and wall time, from the end of the step before where that was just now."""
+def _samples(records: Sequence[Record]) -> Iterator[tuple[int, Load, float]]:
+    """Each step's end, load and wall time.
+
+    The time is from the end of the step before where that was just now.
+    """
     prompts = {one.id: one.prompt_tokens for one in records if isinstance(one, RequestArrived)}
     steps = sorted((one for one in records if isinstance(one, Step)), key=lambda one: one.t_ns)
     produced: dict[tuple[str, int], int] = {}
@@ -154,7 +184,14 @@ def _samples(records: Sequence[Record]) -> Iterator[tuple[Load, float]]:
             load = load.with_chunk(chunk.past_tokens, chunk.tokens)
         if load.tokens and not step.error:
             between = pause_ns if 0 <= pause_ns < PAUSE_NS_MAX else usual_ns
-            yield load, step.measured_ns + between
+            yield step.t_ns, load, step.measured_ns + between
+
+
+def _robust_fit(samples: Sequence[tuple[Load, float]]) -> Coefficients:
+    """A fit to all samples, and another one to those that are not far from it."""
+    first = _fit(samples)
+    near = [s for s in samples if 1 / RATIO_MAX < s[1] / first.predict_ns(s[0]) < RATIO_MAX]
+    return _fit(near)
 
 
 def _fit(samples: Sequence[tuple[Load, float]]) -> Coefficients:

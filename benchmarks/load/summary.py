@@ -44,9 +44,6 @@ def _goodput(source: Source) -> Iterator[tuple[str, float, float, bool]]:
         where = f"{mix} {row['load']}"
         if row["load"] in OVERLOADS:
             yield f"goodput of own peak, {where}", Share(row["of own peak"]), 0.95, True
-            if mix == "azure":
-                share = Share(row["of own peak in tokens"])
-                yield f"goodput in tokens of own peak, {where}", share, 0.95, True
             yield f"preemptions, {where}", row["preemptions"], 0, False
         if row["load"] == "2×":
             yield f"met of admitted, {where}", Share(row["met of admitted"]), 0.99, True

@@ -72,12 +72,17 @@ def _knob_plan(session: Session, knob: Knob, load: float) -> Plan:
 
 
 def measure_agree(session: Session) -> None:
-    """The very plans of live runs, in virtual time."""
+    """The very plans of live runs, in virtual time, on a machine as fast as it was in each."""
+    assert isinstance(session.backend, VirtualBackend)
     live = replace(session, world="live")
     for mix in MIXES:
         for step in LIVE_STEPS["slo"][mix]:
-            if step in AGREE_STEPS and live_run(session, mix, step) is not None:
-                session.played(f"agree-{mix}-{step:g}x", goodput_plan(live, mix, step))
+            run = live_run(session, mix, step)
+            if step in AGREE_STEPS and run is not None:
+                calibration = session.backend.calibration.as_fast(run.facts)
+                backend = replace(session.backend, calibration=calibration)
+                plan = goodput_plan(live, mix, step)
+                replace(session, backend=backend).played(f"agree-{mix}-{step:g}x", plan)
 
 
 def live_run(session: Session, mix: str, step: float) -> Run | None:

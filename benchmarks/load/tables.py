@@ -88,8 +88,9 @@ def capacity_tables(source: Source) -> list[Table]:
 def goodput_tables(source: Source) -> list[Table]:
     """Goodput by offered load.
 
-    Where requests differ in length, refusing the long ones lets more of them be good the higher the
-    load, so the prompt and output tokens of the good ones are given too.
+    The peak is the best at a load or any lower one: more load must not cost goodput. Beyond that
+    more of it may be good the more is offered, where requests differ in length and there are more
+    short ones to choose from, so the prompt and output tokens of the good ones are given too.
     """
     tables = []
     columns = (
@@ -105,9 +106,9 @@ def goodput_tables(source: Source) -> list[Table]:
                 (step, run, goodput(run, source.settings.targets))
                 for step, run in source.loads(engine, mix)
             ]
-            peak = max((one.good for _, _, one in figures), default=0.0) or 1.0
-            peak_tokens = max((one.good_tokens for _, _, one in figures), default=0.0) or 1.0
+            peak = peak_tokens = 1e-9
             for step, run, one in figures:
+                peak, peak_tokens = max(peak, one.good), max(peak_tokens, one.good_tokens)
                 refused = one.refuse_s_p99 * 1e3 if one.refuse_s_p99 > 1e-6 else None
                 rows.append(
                     (

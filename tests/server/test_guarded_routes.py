@@ -7,13 +7,13 @@ import asyncio
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sluice.config.load import digest
 from sluice.config.sections import ServerSection, TenantSection
-from sluice.core.limits import TenantLimits
 from sluice.runtime.generation import Relaying
 from sluice.server.auth import Permission, permission_of
 from sluice.server.limits import Limits
@@ -21,6 +21,7 @@ from sluice.server.routes import ROUTES, routes
 from sluice.testing.gateway import FakeGateway
 from sluice.testing.operations import FakeOperations
 from sluice.testing.upstream import Received, Script, Until, whole
+from sluice.wiring.gateway import tenant_limits
 from tests.cluster.relay_rig import answering, relay
 from tests.server.test_overload_page import KEY, SECTION, Start, start
 from tests.server.wire_client import ask, connected, post, read_until
@@ -103,12 +104,16 @@ def test_another_type_than_json_is_refused(server, path):
     assert (answer.status, answer.error["param"]) == (400, "content-type")
 
 
+def limited(limit: str) -> TenantSection:
+    """A tenant that may have one of a kind."""
+    return replace(TenantSection(), **{limit: 1})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("path", HERE)
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_tenant_cannot_pass_its_limits_on_any_route(start: Start, path, limit):
-    limits = {limit: 1}
-    tenants = {"acme": TenantSection(**limits)}
-    server, rig = start(SECTION, tenants=(TenantLimits("acme", **limits),), sections=tenants)
+    tenants = {"acme": limited(limit)}
+    server, rig = start(SECTION, tenants=tenant_limits(tenants), sections=tenants)
     if limit == "requests_per_minute":
         assert post(server, path, {"model": "tiny", **WORK[path]}, KEY).status == 200
     if limit == "concurrency":
@@ -122,7 +127,7 @@ def test_a_tenant_cannot_pass_its_limits_on_any_route(start: Start, path, limit)
 def remote():
     """A remote model, and a tenant for each limit and each route, whose key is their names."""
     tenants = {
-        f"{limit}{path.replace('/', '.')}": TenantSection(**{limit: 1})
+        f"{limit}{path.replace('/', '.')}": limited(limit)
         for limit in LIMITS
         for path in PATHS
     }

@@ -74,13 +74,12 @@ def test_a_list_that_is_served_counts_every_prompt(start: Start):
 
 
 def test_answers_that_may_be_shortened_count_as_such(start: Start):
-    limits = {"tokens_per_minute": 38}
     server, _ = start(
         SECTION,
         slots=4,
         slo={"short": SloSection(overload=("shorten", "queue"), shorten_tokens=2)},
-        tenants=(TenantLimits("acme", **limits),),
-        sections={"acme": TenantSection(slo="short", **limits)},
+        tenants=(TenantLimits("acme", tokens_per_minute=38),),
+        sections={"acme": TenantSection(slo="short", tokens_per_minute=38)},
     )
     # What is refused here may be served at another time, when some answers are shortened.
     answer = complete(server, KEY, prompt=PROMPTS)

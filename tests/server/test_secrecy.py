@@ -199,7 +199,7 @@ def test_a_lost_replica_a_client_that_leaves_and_a_full_queue_say_nothing(
         with connected(watched.server) as second:
             raw = raw_post(COMPLETIONS, **marked(COMPLETIONS, stream=True))
             second.sendall(raw.replace(b"\r\n", f"\r\nauthorization: Bearer {KEY}\r\n".encode(), 1))
-            watched.server.eventually(lambda: watched.rig.gateway.pools()[0].waiting)
+            watched.server.eventually(lambda: watched.rig.gateway.pools()[0].waiting > 0)
             full = watched.send(COMPLETIONS, **marked(COMPLETIONS))
             assert full.error["code"] == "queue_full"
     watched.server.eventually(lambda: watched.rig.gateway.pools()[0].places == 0)

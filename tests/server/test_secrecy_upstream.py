@@ -7,7 +7,7 @@ import pytest
 from sluice.config.load import digest
 from sluice.config.sections import JournalSection, ServerSection
 from sluice.server.routes import routes
-from sluice.telemetry.journal import JournalReader
+from sluice.telemetry.journal import JournalReader, JournalWriter
 from sluice.testing.engine_answers import error_body
 from sluice.testing.upstream import Close, Received, Reset, Script, Send, Wait, cut, whole
 from tests.cluster.relay_rig import RelayRig, answering, engine, relay
@@ -58,7 +58,7 @@ def written(rig: RelayRig, journal: Any) -> str:
 
     metrics = rig.served.call(text)
     observed = rig.gateway._observer._journal
-    assert observed is not None
+    assert isinstance(observed, JournalWriter)
     observed.flush()
     return metrics + "\n".join(repr(one.record) for one in JournalReader(journal).entries())
 
@@ -75,7 +75,7 @@ def test_nothing_of_a_request_or_an_answer_is_written(tmp_path, caplog, capfd, n
 
     section = ServerSection(listen="127.0.0.1:0", api_key_digests=(digest(f"client-{MARK}"),))
     settings = {"server": section, "journal": JournalSection(dir=tmp_path)}
-    waits = dict.fromkeys(("first_token_s_max", "silence_s_max", "whole_s_max"), 0.1)
+    waits: Any = dict.fromkeys(("first_token_s_max", "silence_s_max", "whole_s_max"), 0.1)
     with relay(answering(answer), settings=settings, key=UPSTREAM_KEY, **waits) as rig:
         for path in WORK if name == "healthy" else FEW:
             for body in (marked(path), marked(path, stream=True)):

@@ -296,7 +296,7 @@ class Simulation:
         cost = self._cost(pool, executor)
         replica = Replica(pool.batching, cost)
         if self._recording is not None:
-            assert isinstance(cost, LinearCostModel)
+            assert isinstance(cost, LinearCostModel)  # noqa: S101 - what is recorded learns
             self._recording.started(replica_id, replica, cost)
         self._replicas.append(replica)
         return replica, executor

@@ -7,8 +7,7 @@ the route holds is released by its own ``finally``. What is answered is not deci
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -62,9 +61,9 @@ class Exchange:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._receive, self._send = receive, send
-        self._writing_since: float | None = None
-        self._wrote = False
-        self._replied = False
+        self.writing_since: float | None = None
+        self.wrote = False
+        self.replied = False
         self.scope = scope
         self.limits = bodies.limits
         self._bodies = bodies
@@ -155,6 +154,8 @@ class Exchange:
         announced = self.header(b"content-length")
         if announced is not None and announced.isdecimal():
             self._check_size(int(announced[:18]))
+        if self.scope.get("state", {}).get("whole"):
+            return await self._read_body(account)  # nothing is waited for
         try:
             async with asyncio.timeout(self.limits.body_s_max):
                 return await self._read_body(account)
@@ -213,7 +214,7 @@ class Exchange:
         """Answer with an error: as JSON, or inside the event stream where that has begun."""
         if not self.started:
             await self.reply(problem.status, problem.body(), problem.headers, problem.content_type)
-        elif self.streaming and not self._replied:
+        elif self.streaming and not self.replied:
             await self._write_last(b"data: " + problem.body() + b"\n\n")
 
     async def open_stream(self, headers: Headers) -> None:
@@ -231,10 +232,10 @@ class Exchange:
 
     async def write(self, events: bytes) -> None:
         """Send events, waiting while the client does not read (``Limits.send_s_max`` at most)."""
-        self._writing_since = self._loop.time()
+        self.writing_since = self._loop.time()
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
-        self._writing_since = None
-        self._wrote = True
+        self.writing_since = None
+        self.wrote = True
 
     async def close_stream(self, events: bytes) -> None:
         """Send the last events of a stream."""
@@ -246,66 +247,96 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write_last(self, body: bytes) -> None:
-        self._replied = True
-        self._writing_since = self._loop.time()
+        self.replied = True
+        self.writing_since = self._loop.time()
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
-        self._writing_since = None
+        self.writing_since = None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is a stream that goes on, and got nothing since the last look."""
+        return self.streaming and not self.replied and not self.wrote
 
     # ---------------------------------------------------------------------------- attendance
 
-    @asynccontextmanager
-    async def attended(self) -> AsyncIterator[None]:
-        """Cancel the current task as soon as the client leaves, stops reading, or time is up.
+    def attended(self) -> "Attendance":
+        """See ``Attendance``; to be entered once the body is read."""
+        return Attendance(self, self._receive, self._send)
 
-        To be entered once the body is read. ``cut`` then says why. While a stream is silent it gets
-        comments, which clients skip and proxies count as life.
-        """
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("an exchange is attended within a task")
-        companion = self._loop.create_task(self._attend(task))
-        try:
-            yield
-        finally:
+
+class Attendance:
+    """Cancels the current task as soon as the client leaves, stops reading, or time is up.
+
+    ``Exchange.cut`` then says why. While a stream is silent it gets comments, which clients skip
+    and proxies count as life. ``serve`` says itself when the connection is lost; of another ASGI
+    host it is asked.
+    """
+
+    def __init__(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        self._exchange, self._receive, self._send = exchange, receive, send
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        limits = exchange.limits
+        self._tick_s = min(limits.ping_s, limits.send_s_max)
+        self._overdue_at = self._loop.time() + limits.request_s_max + _OVERDUE_S
+        self._companions: list[asyncio.Task[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        watch = self._exchange.scope.get("state", {}).get("watch")
+        if watch is not None:
+            watch(self._left)
+        else:
+            self._companions.append(self._loop.create_task(self._listen()))
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+
+    def __exit__(self, *exception: object) -> None:
+        self._task = None
+        if self._timer is not None:
+            self._timer.cancel()
+        for companion in self._companions:
             companion.cancel()
 
-    async def _attend(self, task: asyncio.Task[Any]) -> None:
-        tick_s = min(self.limits.ping_s, self.limits.send_s_max)
-        overdue_at = self._loop.time() + self.limits.request_s_max + _OVERDUE_S
-        while self.cut is None:
-            try:
-                async with asyncio.timeout(tick_s):
-                    message = await self._receive()
-            except TimeoutError:
-                await self._tick(overdue_at)
-                continue
-            if message["type"] == "http.disconnect":
-                self.cut = Ending.LEFT
-        if not self._replied or self.cut is Ending.STALLED:
-            task.cancel()
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._left()
 
-    async def _tick(self, overdue_at: float) -> None:
-        now = self._loop.time()
-        since = self._writing_since
+    def _left(self) -> None:
+        self._cut(Ending.LEFT)
+
+    def _tick(self) -> None:
+        exchange, now = self._exchange, self._loop.time()
+        since = exchange.writing_since
         if since is not None:
-            if now - since >= self.limits.send_s_max:
+            if now - since >= exchange.limits.send_s_max:
                 self._stall()
-        elif now > overdue_at:
-            self.cut = Ending.OVERDUE
-        elif self.streaming and not self._replied and not self._wrote:
-            await self._ping()
-        self._wrote = False
+        elif now > self._overdue_at:
+            self._cut(Ending.OVERDUE)
+        elif exchange.is_silent:
+            self._companions = [self._loop.create_task(self._ping())]
+        exchange.wrote = False
+        if exchange.cut is None:
+            self._timer = self._loop.call_later(self._tick_s, self._tick)
 
     async def _ping(self) -> None:
         try:
-            async with asyncio.timeout(self.limits.send_s_max):
+            async with asyncio.timeout(self._exchange.limits.send_s_max):
                 await self._send({"type": "http.response.body", "body": _PING, "more_body": True})
         except TimeoutError:
             self._stall()
 
     def _stall(self) -> None:
         """Give up a client that does not read: what is buffered for it will never leave."""
-        self.cut = Ending.STALLED
-        abort: Callable[[], None] | None = self.scope.get("state", {}).get("abort")
+        abort: Callable[[], None] | None = self._exchange.scope.get("state", {}).get("abort")
+        self._cut(Ending.STALLED)
         if abort is not None:
             abort()
+
+    def _cut(self, ending: Ending) -> None:
+        exchange = self._exchange
+        if exchange.cut is not None or self._task is None:
+            return
+        exchange.cut = ending
+        if not exchange.replied or ending is Ending.STALLED:
+            self._task.cancel()

@@ -10,7 +10,8 @@ import contextlib
 import resource
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import httptools
@@ -23,6 +24,7 @@ from sluice.config.units import listen_address
 from sluice.core.errors import ConfigError, InvalidRequest, Overloaded
 from sluice.server.exchange import AsgiApp
 from sluice.server.problems import Problem, problem_of
+from sluice.server.sending import Sender
 from sluice.server.tls import Identity
 from sluice.server.transport import Transport
 
@@ -184,6 +186,7 @@ class Protocol(HttpToolsProtocol):
         self._discarded_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._unanswered: list[Any] = []
+        self._watchers: dict[Any, Callable[[], None]] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first request head; refuse beyond the limit of connections."""
@@ -206,7 +209,10 @@ class Protocol(HttpToolsProtocol):
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+                if gone := self._watchers.get(cycle):
+                    gone()
         self._unanswered.clear()
+        self._watchers.clear()
         super().connection_lost(exc)
 
     def data_received(self, received: bytes) -> None:
@@ -283,6 +289,9 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = None
         self._framing_bytes = self._trailer_bytes = 0
         super().on_headers_complete()
+        cycle = self.cycle
+        cycle.send = Sender(cycle)  # type: ignore[assignment, method-assign]
+        self.scope["state"]["watch"] = partial(self._watch, cycle)
         self._unanswered = [one for one in self._unanswered if not one.response_complete]
         self._unanswered.append(self.cycle)
         if len(self.pipeline) > _PIPELINED_MAX:
@@ -302,15 +311,27 @@ class Protocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         super().on_message_complete()
+        self.scope["state"]["whole"] = True
         self._head_bytes = 0
         self._discarded_bytes = 0
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the rest of a body that was refused before its end."""
+        self._watchers = {
+            cycle: gone for cycle, gone in self._watchers.items() if not cycle.response_complete
+        }
         super().on_response_complete()
         if self.timeout_keep_alive_task is not None:  # no pipelined request has begun
             self._unset_keepalive_if_required()
             self._wait(_IDLE_S_MAX if self._head_bytes is not None else _HEAD_S_MAX)
+
+    def _watch(self, cycle: Any, gone: Callable[[], None]) -> None:
+        """Call ``gone`` when the connection of a request is lost; reading goes on for that."""
+        cycle.flow.resume_reading()
+        if cycle.disconnected:
+            self.loop.call_soon(gone)
+        else:
+            self._watchers[cycle] = gone
 
     def end_unfinished(self) -> bool:
         """Refuse a request whose body is still coming; says whether there was one."""

@@ -5,7 +5,6 @@ says of them: limits, what they knew of their speed when they started, and the s
 """
 
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 from sluice.cluster.classes import ServiceClasses
@@ -16,7 +15,6 @@ from sluice.config.settings import Settings
 from sluice.core.errors import ConfigError
 from sluice.core.events import ReplicaLimits
 from sluice.core.roster import BatchingLimits
-from sluice.planner.measured import Speed
 from sluice.planner.recorded import Recorded, RecordedReplica
 from sluice.planner.simulation import SimulatedFleet, SimulatedPool
 from sluice.planner.steady import Lengths
@@ -61,16 +59,21 @@ def replay_fleet(
             pools.append(simulated_pool(name, section, after, lengths))
         else:
             replica = recorded.models[name][0]
-            pool = _recorded_pool(replica, before.models.get(name, section), section, after)
-            pools.append(replace(pool, ratio=partial(_ratio, replica.speed, recorded.began_ns)))
+            was = before.models.get(name, section)
+            pools.append(_recorded_pool(replica, was, section, after, recorded.began_ns))
     return SimulatedFleet(tuple(pools), tuple(tenant_limits(after.tenants)), load_ns)
 
 
 def _recorded_pool(
-    replica: RecordedReplica, before: ModelSection, after: ModelSection, settings: Settings
+    replica: RecordedReplica,
+    before: ModelSection,
+    after: ModelSection,
+    settings: Settings,
+    began_ns: int,
 ) -> SimulatedPool:
-    name = replica.model
-    if replica.speed is None:
+    """The pool of a model as it was, with what is different ``after``."""
+    name, speed = replica.model, replica.speed
+    if speed is None:
         problem = (
             f"the journal has too few steps of {name} to know how fast it is; record more, or say "
             f"which hardware: --set models.{name}.source=sim:MODEL@GPUxN"
@@ -80,14 +83,11 @@ def _recorded_pool(
     return SimulatedPool(
         pool_limits(name, after, replica_ids),
         _batching(replica, before, after),
-        replica.speed,
+        speed,
         ServiceClasses(settings.slo, settings.tenants, after.slo),
-        cost=replica.cost,
+        lambda after_ns: speed.ratio(began_ns + after_ns),
+        replica.cost,
     )
-
-
-def _ratio(speed: Speed, began_ns: int, after_ns: int) -> float:
-    return speed.ratio(began_ns + after_ns)
 
 
 def _batching(

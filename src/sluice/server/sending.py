@@ -1,0 +1,65 @@
+"""Writing an answer to its connection: uvicorn's ``send``, as short as our own headers allow.
+
+Used by ``serve`` in the place of uvicorn's own for every request. All headers are made in this
+package, so that a head is checked once as a whole instead of header by header.
+"""
+
+from collections.abc import MutableMapping
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+
+class Sender:
+    """The ASGI ``send`` of one request."""
+
+    __slots__ = ("_cycle", "_is_chunked")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._is_chunked = False
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        """Write a message; waits while the client does not read. Raises ``RuntimeError``."""
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if cycle.disconnected:
+            return
+        if not cycle.response_started:
+            self._start(message["status"], message["headers"])
+        elif cycle.response_complete:
+            raise RuntimeError("the answer is complete")
+        else:
+            self._write(message["body"], is_last=not message["more_body"])
+
+    def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        cycle = self._cycle
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        names = {name for name, _ in headers}
+        lines = [name + b": " + value for name, value in (*cycle.default_headers, *headers)]
+        if (b"connection", b"close") in headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            lines.append(b"connection: close")
+        if b"content-length" not in names and cycle.scope["method"] != "HEAD":
+            self._is_chunked = True
+            lines.append(b"transfer-encoding: chunked")
+        head = b"\r\n".join(lines)
+        if not head.count(b"\n") == head.count(b"\r") == len(lines) - 1 or b"\0" in head:
+            raise RuntimeError("a header holds a line break")
+        cycle.transport.write(STATUS_LINE[status] + head + b"\r\n\r\n")
+
+    def _write(self, body: bytes, *, is_last: bool) -> None:
+        cycle = self._cycle
+        if cycle.scope["method"] != "HEAD":
+            if self._is_chunked:
+                end = b"\r\n0\r\n\r\n" if is_last else b"\r\n"
+                body = b"%x\r\n%b%b" % (len(body), body, end) if body else end[2:]
+            cycle.transport.write(body)
+        if is_last:
+            cycle.response_complete = True
+            cycle.message_event.set()
+            if not cycle.keep_alive:
+                cycle.transport.close()
+            cycle.on_response()
