@@ -24,6 +24,16 @@ settings.register_profile("nightly", max_examples=2000, deadline=None, print_blo
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs an engine that nobody has started."""
+    if os.environ.get("SLUICE_TEST_VLLM"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("vllm")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("vllm")]
+
+
 @pytest.fixture(scope="session")
 def catalogue_section() -> CatalogueSection:
     """The cache that this machine's sluice uses, so that a model is fetched once."""

@@ -52,9 +52,18 @@ _WHAT = {
     "/v1/completions": "continues text, without a chat template",
     "/v1/responses": "a response, for text and function tools; nothing is stored",
     "/v1/models": "the models that can be asked for",
-    "/v1/models/{id}": "one of them; `max_model_len` is the context that one request can get",
+    "/v1/models/{id}": "one of them; `max_model_len` is the context that one request can get, "
+    "where it is known",
     **dict.fromkeys(
-        ("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score", "/tokenize", "/detokenize"),
+        (
+            "/v1/embeddings",
+            "/v1/rerank",
+            "/rerank",
+            "/v1/score",
+            "/score",
+            "/tokenize",
+            "/detokenize",
+        ),
         "of remote engines, passed through to the one that has the model",
     ),
     "/health": "200 as long as the process answers",
@@ -133,10 +142,10 @@ CODES = (
          "Send it to another server."),
     Code("shutting_down", "503", "The server was shut down before the answer was complete.",
          "Send it again."),
-    Code("upstream_busy", "429", "The remote engine takes no more requests, and asks to be left alone "
-         "for longer than the request may wait.", "Wait for `Retry-After`."),
-    Code("engine_refused", "as the engine says", "A remote engine finds the request wrong. The body "
-         "is its own.", "Change what it names."),
+    Code("upstream_busy", "429", "The remote engine takes no more requests, and asks to be left "
+         "alone for longer than the request may wait.", "Wait for `Retry-After`."),
+    Code("engine_refused", "as the engine says", "A remote engine finds the request wrong. The "
+         "body is its own.", "Change what it names."),
     Code("cancelled", "503", "The request was cancelled on the server's side.", "Send it again."),
     Code("bodies", "503", "Large bodies being received are over `server.bodies_bytes_max`.",
          "Wait for `Retry-After`."),

@@ -15,8 +15,9 @@ from zlib import crc32
 
 import msgspec
 
-from sluice.core.costmodel import TYPICAL, Coefficients, Load, nonnegative_least_squares
+from sluice.core.costmodel import Coefficients, Load
 from sluice.core.events import ReplicaLimits
+from sluice.planner.measured import fitted
 from sluice.telemetry.journal import JournalReader
 from sluice.telemetry.records import (
     Record,
@@ -189,25 +190,6 @@ def _samples(records: Sequence[Record]) -> Iterator[tuple[int, Load, float]]:
 
 def _robust_fit(samples: Sequence[tuple[Load, float]]) -> Coefficients:
     """A fit to all samples, and another one to those that are not far from it."""
-    first = _fit(samples)
+    first = fitted(samples)
     near = [s for s in samples if 1 / RATIO_MAX < s[1] / first.predict_ns(s[0]) < RATIO_MAX]
-    return _fit(near)
-
-
-def _fit(samples: Sequence[tuple[Load, float]]) -> Coefficients:
-    """Least squares of relative errors with no coefficient below zero."""
-    gram = [[1e-9 * (row == column) for column in range(5)] for row in range(5)]
-    moment = [0.0] * 5
-    for load, wall_ns in samples:
-        features = [
-            value / typical * 1e6 / wall_ns
-            for value, typical in zip((1, *load), TYPICAL, strict=True)
-        ]
-        for row, feature in enumerate(features):
-            moment[row] += feature
-            for column, other in enumerate(features):
-                gram[row][column] += feature * other
-    start = [1.0] * 5
-    for _ in range(20):
-        start = nonnegative_least_squares(gram, moment, start)
-    return Coefficients(*(ms * 1e6 / one for ms, one in zip(start, TYPICAL, strict=True)))
+    return fitted(near)

@@ -209,7 +209,7 @@ def _serves(system: System) -> bool:
     body = f'{{"model":"{MODEL}","messages":[{{"role":"user","content":"Hello"}}]}}'
     url = f"http://127.0.0.1:{system.port}/v1/chat/completions"
     headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
-    request = urllib.request.Request(url, body.encode(), headers)  # noqa: S310
+    request = urllib.request.Request(url, body.encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310
             return bool(answer.status == 200)

@@ -1,6 +1,7 @@
 """``sluice plan`` on the command line."""
 
 import json
+import re
 from html.parser import HTMLParser
 from math import ceil, exp, log
 
@@ -27,6 +28,7 @@ def test_json_has_the_fields_that_scripts_rely_on(capsys):
     assert 0 < document["prefill_share"] < 1
     assert document["cost_usd_per_hour"]["low"] > 0
     assert document["leaned_on"]
+    assert re.fullmatch(r"vllm 0\.\d+\.\d+ to 0\.\d+\.\d+, fit of 20.*", document["measured_with"])
     assert "explain" not in document
 
 
@@ -348,7 +350,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.loads += [value for name, value in attrs if name in {"src", "href"}]
-        if tag not in {"meta"}:
+        if tag != "meta":
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
@@ -432,5 +434,17 @@ def test_a_list_of_gpus_that_names_none_is_bad_input(capsys):
 def test_a_replica_that_takes_one_request_at_a_time_has_a_rate(capsys):
     assert run([*ASKED, "--batch", "1", "--percentile", "99.9", "--ttft", "30s", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert 0 < document["per_replica"]["slo_rps"]["estimate"]
+    assert document["per_replica"]["slo_rps"]["estimate"] > 0
     assert document["kv"]["sequences_max"] == 1
+
+
+def test_the_rate_can_be_found_by_simulation_which_the_explanation_says(capsys):
+    asked = ["--input", "200", "--output", "16", "--simulate", "100", "--explain", "--json"]
+    assert run([*ASKED, *asked]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert any("100 requests a run" in note for note in document["notes"])
+    assert "by simulation" in document["explain"]["per_replica.slo_rps"]["formula"]
+    band = document["per_replica"]
+    assert band["slo_rps"]["estimate"] <= band["capacity_rps"]["estimate"]
+    assert run([*ASKED, "--simulate", "10"]) == 2
+    assert "--simulate must be 100 to" in capsys.readouterr().err

@@ -158,7 +158,7 @@ def test_d13_a_time_that_the_engine_names_is_kept_before_it_is_asked_again(tmp_p
 # -------------------------------------------------------------------------------- several replicas
 
 
-async def load(one: Front, requests: int, at_once: int = 12, **fields) -> Counter:
+async def load(one: Front, requests: int, at_once: int = 12, **fields) -> Counter[str]:
     """Ask many times, ``at_once`` at a time; the statuses and errors that clients saw."""
     told, gate = Counter[str](), asyncio.Semaphore(at_once)
 

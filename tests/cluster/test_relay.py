@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from sluice.cluster.remote_model import RemoteModel
-from sluice.config.sections import ServerSection, SloSection, TenantSection
+from sluice.config.sections import JournalSection, ServerSection, SloSection, TenantSection
+from sluice.telemetry.journal import JournalReader
 from sluice.testing.engine_answers import DONE, ENGINE_ANSWERS, delta, usage_event
 from sluice.testing.upstream import (
     STREAM_HEAD,
@@ -212,6 +213,29 @@ def test_the_deadline_of_a_client_ends_a_call_that_an_engine_holds():
         rig.eventually(lambda: rig.engines[0].open_now == 0)
 
 
+def test_a_deadline_within_a_stream_ends_it_with_an_error_event():
+    begun = (Send(STREAM_HEAD), Send(http_chunk(delta({"content": "a"}))), Hold())
+    with relay(answering(lambda _: begun)) as rig:
+        body = {"model": "big", "messages": MESSAGES, "max_tokens": 2, "stream": True}
+        answer = rig.post(CHAT, body, x_sluice_deadline_ms="400")
+        assert answer.body.count(b'"content":"a"') == 1
+        assert b'"code":"deadline_expired"' in answer.body
+        assert b"[DONE]" not in answer.body
+        assert rig.metric("requests_ended_total", reason="expired") == 1
+        rig.eventually(lambda: not rig.open_requests())
+
+
+def test_a_shutdown_ends_what_engines_hold_when_its_grace_is_over():
+    begun = (Send(STREAM_HEAD), Send(http_chunk(delta({"content": "a"}))), Hold())
+    with relay(answering(lambda _: begun)) as rig:
+        with Leaver(rig, {"model": "big", "messages": MESSAGES, "stream": True}) as client:
+            client.until(b'"content":"a"')
+            rig.served.call(lambda: rig.gateway.drain(0.2))
+            assert b"[DONE]" not in client.until(b'"code":"shutting_down"')
+        refused = rig.post(CHAT, {"model": "big", "messages": MESSAGES})
+        assert refused.status == 503
+
+
 # --------------------------------------------------------------------------------------- leaving
 
 
@@ -310,7 +334,7 @@ def test_weights_share_the_work():
     with relay(engine(), engine(), weights=[1.0, 3.0]) as rig:
         chats = [[{"role": "user", "content": f"{n} " * 400}] for n in range(40)]
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda messages: rig.chat(messages=messages), chats))
+            list(pool.map(lambda m: rig.post(CHAT, {"model": "big", "messages": m}), chats))
         assert len(rig.sent(1)) > len(rig.sent(0))
 
 
@@ -376,3 +400,99 @@ def test_usage_in_a_stream_teaches_how_long_prompts_are():
         model = rig.gateway._models["big"]
         assert isinstance(model, RemoteModel)
         assert model._bytes / model._tokens > 100
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
+def test_the_context_of_a_model_is_listed_where_its_engine_tells_it(told):
+    healthy = engine()
+
+    def route(request):
+        is_silent = request.path == "/v1/models" and not told
+        return whole(b'{"data":[{"id":"weights"}]}') if is_silent else healthy(request)
+
+    with relay(route) as rig, rig.client as client:
+        listed = client.models.retrieve("big").model_dump()
+        assert listed.get("max_model_len") == (4096 if told else None)
+
+
+def test_a_response_that_breaks_ends_with_an_error_for_openais_client():
+    kinds = (b'"response.created","response":{}', b'"response.output_text.delta","delta":"a"')
+    events = [Send(http_chunk(b'data: {"type":' + kind + b"}\n\n")) for kind in kinds]
+    begun = [Send(STREAM_HEAD), *events]
+    with (
+        relay(answering(lambda _: (*begun, Close()))) as rig,
+        rig.client as client,
+        pytest.raises(openai.APIError),
+    ):
+        list(client.responses.create(model="big", input="hi", stream=True))
+
+
+def test_outputs_are_in_the_journal_only_where_texts_are_recorded(tmp_path):
+    for recorded in (False, True):
+        folder = tmp_path / str(recorded)
+        journal = JournalSection(dir=folder, record_text=recorded)
+        with relay(engine(pieces=["plaintext"]), settings={"journal": journal}) as rig:
+            rig.chat(stream=True, messages=[{"role": "user", "content": "the question"}])
+            rig.chat()
+        entries = repr([one.record for one in JournalReader(folder).entries()])
+        assert ("the question" in entries) == recorded
+        assert entries.count("plaintext") == 2 * recorded
+
+
+def test_bodies_that_are_no_requests_are_refused_here_in_our_words():
+    with relay(engine()) as rig:
+        for body in (b"", b"[1]", b'{"model":5}', b'{"model":"big"', b'{"messages":[]}'):
+            answer = rig.post(CHAT, body)
+            assert answer.status == 400, body
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+            assert rig.post("/v1/embeddings", body).status == 400
+        assert rig.sent() == []
+
+
+def test_a_stream_flag_that_engines_could_read_either_way_is_refused():
+    with relay(engine()) as rig:
+        for flag in (1, "true", []):
+            answer = rig.post(CHAT, {"model": "big", "messages": MESSAGES, "stream": flag})
+            assert (answer.status, answer.json()["error"]["param"]) == (400, "stream")
+        assert rig.post(CHAT, {"model": "big", "messages": MESSAGES, "stream": None}).status == 200
+
+
+def test_a_wrong_request_is_no_missed_target():
+    slo = {"quick": SloSection(ttft_s=5.0)}
+    wrong = answering(lambda _: whole(b'{"error":{}}', 400))
+    with relay(wrong, slo="quick", settings={"slo": slo}) as rig:
+        assert rig.post(CHAT, {"model": "big", "messages": MESSAGES}).status == 400
+        assert rig.metric("requests_ended_total", reason="failed") == 1
+        assert rig.metric("class_requests_total") == 0
+
+
+def test_large_bodies_are_passed_on_whole():
+    with relay(engine()) as rig:
+        for size in (100_000, 3_000_000):
+            rig.chat(messages=[{"role": "user", "content": "x" * size}])
+        assert [len(one.body) // 100_000 for one in rig.sent()] == [1, 30]
+
+
+def test_many_clients_that_come_and_go_leave_nothing_behind():
+    """Some read, some leave before and some within their answer; what is held is checked after."""
+    pieces = [OPENING, *(delta({"content": f"{n}"}) for n in range(5)), delta({}, "stop"), DONE]
+    with relay(
+        answering(lambda _: stream(pieces, gap_s=0.01)),
+        answering(lambda _: stream(pieces)),
+        in_flight_max=4,
+    ) as rig:
+
+        def come(number):
+            body = {"model": "big", "messages": MESSAGES, "stream": True}
+            with Leaver(rig, body) as client:
+                if number % 3 == 1:
+                    client.until(b'"content":"1"')
+                elif number % 3 == 2:
+                    client.until(b"[DONE]")
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(come, range(90)))
+        rig.check_empty()
+        ended = sum(rig.metric("requests_ended_total", reason=one) for one in ("stop", "cancelled"))
+        assert ended == rig.metric("requests_total") - rig.metric("refusals_total")
+        assert rig.metric("requests_ended_total", reason="stop") >= 30

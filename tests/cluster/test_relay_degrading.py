@@ -61,6 +61,7 @@ def test_a_remote_engine_answers_what_a_model_here_has_no_place_for():
 def test_a_call_that_a_model_here_cannot_read_stays_with_its_engine():
     """What the engine takes and the smaller model does not is no error: it waits for the engine."""
     waiting: list[Received] = []
+    unread = {**BODY, "messages": 5}
 
     def script(request: Received) -> Script:
         waiting.append(request)
@@ -70,7 +71,7 @@ def test_a_call_that_a_model_here_cannot_read_stays_with_its_engine():
     with relay(
         answering(script),
         settings=SETTINGS, beside=small, in_flight_max=1, slo="quick", smaller="small",
-    ) as rig, Leaver(rig, BODY) as first, Leaver(rig, {**BODY, "messages": 5}) as second:  # fmt: skip
+    ) as rig, Leaver(rig, BODY) as first, Leaver(rig, unread) as second:  # fmt: skip
         rig.eventually(lambda: rig.metric("requests_waiting", model="big") == 1)
         rig.release()
         first.until(b"Hello!")

@@ -50,8 +50,8 @@ def test_d04_usage_of_three_kinds_of_engine(tmp_path, engine, asks):
 
     async def check():
         async with front(tmp_path, only(script)) as one:
-            options = {"stream_options": {"include_usage": True}} if asks else {}
-            seen = await one.ask(**options)
+            options = {"include_usage": True} if asks else None
+            seen = await one.ask(stream_options=options)
             assert (seen.status, seen.error, seen.text) == (200, None, "".join(WORDS))
             told = [event for event in seen.events if event != "[DONE]" and event.get("usage")]
             if asks and tells:

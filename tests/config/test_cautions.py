@@ -1,9 +1,17 @@
 """What is allowed and does nothing is told."""
 
+from dataclasses import replace
+
 import pytest
 
 from sluice.config.cautions import cautions
-from sluice.config.sections import ModelSection, ServerSection, SloSection, TenantSection
+from sluice.config.sections import (
+    ModelSection,
+    ServerSection,
+    SloSection,
+    TenantSection,
+    UpstreamUrl,
+)
 from sluice.config.settings import Settings
 
 PLAIN = ModelSection(source="a")
@@ -58,3 +66,27 @@ def test_the_context_may_be_known_from_the_model():
     (found,) = cautions(settings, {"m": 901})
     assert "a call without max_tokens reserves the rest of the context" in found
     assert list(cautions(settings, {"m": 900})) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "is_told"),
+    [
+        ("http://gpu-1:8000", True),
+        ("https://gpu-1", False),
+        ("http://127.0.0.1:8000", False),
+        ("http://localhost", False),
+    ],
+)
+def test_a_key_that_others_could_read_on_the_way_is_told(url, is_told):
+    model = ModelSection(source="m", engine="vllm", urls=(UpstreamUrl(url),), key_env="K")
+    found = list(cautions(Settings(models={"m": model})))
+    assert [one.startswith("models.m: its key goes to gpu-1 unencrypted") for one in found] == (
+        [True] * is_told
+    )
+    assert list(cautions(Settings(models={"m": replace(model, key_env=None)}))) == []
+
+
+def test_a_remote_model_reserves_no_whole_context():
+    model = ModelSection(source="m", engine="vllm", context_tokens_max=500)
+    tenants = {"t": TenantSection(key_sha256_env="X", tokens_per_minute=499)}
+    assert list(cautions(Settings(models={"m": model}, tenants=tenants))) == []

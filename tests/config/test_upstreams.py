@@ -101,3 +101,15 @@ def test_the_key_comes_from_the_environment_and_is_not_shown(tmp_path):
     assert "no header can carry" in problems(tmp_path, text, {"BIG_KEY": "sk\n1"})[0]
     (only,) = problems(tmp_path, text.replace("BIG_KEY", "sk-12"))
     assert "sk-12" not in only
+
+
+def test_the_key_may_be_in_a_file(tmp_path):
+    (tmp_path / "key").write_text("# of the vendor\nsk-1,2\n")
+    text = f'[models.big]\nengine = "openai"\nurls = ["https://a"]\nkey_file = "{tmp_path}/key"'
+    assert load(tmp_path, text).key == "sk-1,2"
+    both = text + '\nkey_env = "BIG_KEY"'
+    assert "more than one key" in problems(tmp_path, both, {"BIG_KEY": "sk-3"})[0]
+    (tmp_path / "key").write_text("sk-1\nsk-2\n")
+    (only,) = problems(tmp_path, text)
+    assert "more than one key" in only
+    assert "sk-" not in only

@@ -78,13 +78,13 @@ def test_one_trial_closes_it():
 
 
 def test_a_failed_trial_opens_it_for_twice_the_time_up_to_a_bound():
-    breaker, now_ns, waits = opened(), 0, []
+    breaker, now_ns, waits_ns = opened(), 0, [LIMITS.open_ns_min]
     for _ in range(8):
-        now_ns += breaker.wait_ns(now_ns)
+        now_ns += waits_ns[-1]
         breaker.began("trial")
         breaker.failed("trial", now_ns)
-        waits.append(breaker.wait_ns(now_ns) // NS_PER_S)
-    assert waits == [2, 4, 8, 16, 30, 30, 30, 30]
+        waits_ns.append(breaker.wait_ns(now_ns) or 0)
+    assert [ns // NS_PER_S for ns in waits_ns] == [1, 2, 4, 8, 16, 30, 30, 30, 30]
 
 
 def test_a_trial_that_is_cancelled_makes_room_for_the_next():

@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.core.admission import NS_PER_S
-from sluice.core.events import Left, Outcome, QuotaLeft
+from sluice.core.events import Outcome
 from sluice.core.gate import REST_NS_MAX, REST_NS_MIN, RemoteGate
 from sluice.core.limits import BreakerLimits
+from sluice.core.quota import Left, QuotaLeft
 from sluice.core.window import FIRST
 
 LIMITS = BreakerLimits()

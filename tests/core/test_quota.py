@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.core.admission import NS_PER_S
-from sluice.core.events import Left, QuotaLeft
-from sluice.core.quota import VendorQuota
+from sluice.core.quota import Left, QuotaLeft, VendorQuota
 
 
 def quota(*, requests: Left | None = None, tokens: Left | None = None, sent_ns: int = 0):

@@ -16,10 +16,8 @@ from sluice.core.events import (
     Ended,
     Fail,
     FleetEffect,
-    Left,
     Outcome,
     Progress,
-    QuotaLeft,
     QuotaTold,
     Reject,
     ReplicaLost,
@@ -30,6 +28,7 @@ from sluice.core.events import (
 )
 from sluice.core.fleet import Fleet
 from sluice.core.limits import PoolLimits, RemoteLimits, RetryLimits
+from sluice.core.quota import Left, QuotaLeft
 from sluice.core.request import EndReason, PhaseTimes, Usage
 from tests.core.fleet_rig import Driver, request
 from tests.core.test_remote_fleet import WIDE

@@ -1,4 +1,4 @@
-"""``sluice serve`` in front of a real llama.cpp server and of a scripted vLLM, by OpenAI's client."""
+"""``sluice serve`` before a real llama.cpp server and a scripted vLLM, by OpenAI's client."""
 
 import re
 import subprocess
@@ -11,9 +11,9 @@ from typing import Any
 import openai
 import pytest
 
+from sluice.testing.upstream import ScriptedUpstream
 from tests.cluster.relay_rig import LoopThread, engine
 from tests.e2e.processes import ServerProcess, eventually
-from sluice.testing.upstream import ScriptedUpstream
 
 pytestmark = pytest.mark.model
 
@@ -84,16 +84,14 @@ def client(gateway: ServerProcess) -> Iterator[openai.OpenAI]:
 
 def test_no_process_is_started_and_nothing_is_converted(gateway):
     assert gateway.replica_pids() == []
-    assert "llama: remote, 1 engine, context 2,048 tokens, at most 1 requests" in gateway.output
+    assert "llama: remote, 1 engine, context 2,048 tokens, at most 1 request at" in gateway.output
 
 
 def test_streamed_and_whole_answers_of_a_real_engine_agree(client):
     asked: Any = {"model": "llama", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
     whole = client.chat.completions.create(**asked)
     chunks = list(
-        client.chat.completions.create(
-            **asked, stream=True, stream_options={"include_usage": True}
-        )
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
@@ -135,7 +133,9 @@ def test_a_remote_engine_stands_in_for_one_that_is_busy(client):
     long: Any = {"model": "llama", "messages": MESSAGES, "max_tokens": 1500, "stream": True}
     with client.chat.completions.create(**long, extra_body={"ignore_eos": True}) as stream:
         next(iter(stream))
-        answered = client.chat.completions.with_raw_response.create(model="llama", messages=MESSAGES)
+        answered = client.chat.completions.with_raw_response.create(
+            model="llama", messages=MESSAGES
+        )
         assert answered.headers["x-sluice-degraded"] == "smaller"
         assert answered.headers["x-sluice-model"] == "scripted"
         assert answered.parse().choices[0].message.content == "Hello!"

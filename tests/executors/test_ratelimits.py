@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.core.events import Left, QuotaLeft
+from sluice.core.quota import Left, QuotaLeft
 from sluice.executors.ratelimits import quota_left
 from sluice.testing.engine_answers import ENGINE_ANSWERS
 from sluice.testing.upstream import raw_of

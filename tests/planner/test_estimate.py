@@ -153,11 +153,22 @@ def test_one_point_moves_the_whole_curve_by_its_ratio():
 def test_a_calibrated_band_is_narrower_and_widens_away_from_the_point_to_the_plain_one():
     lengths = Lengths(1000, 300)
     plain = model("yi-34b", "mi300x", 1)
-    moved = plain.calibrated(lengths, [Point(16.0, 0.04)])
+    point = Point(16.0, 1.1 * plain.step(lengths, 16.0).estimate)
+    moved = plain.calibrated(lengths, [point])
     widths = [moved.residual(lengths, 16.0 * 2**step).half_width for step in range(3)]
     assert widths == sorted(widths)
     for step, width in enumerate(widths):
         assert width < 0.8 * plain.residual(lengths, 16.0 * 2**step).half_width
+
+
+def test_a_point_far_from_the_prediction_leaves_a_wide_band_away_from_it():
+    lengths = Lengths(1000, 300)
+    plain = model()
+    expected_s = plain.step(lengths, 8.0).estimate
+    near, far = (plain.calibrated(lengths, [Point(8.0, expected_s * by)]) for by in (1.1, 9.0))
+    assert near.residual(lengths, 8.0).half_width == far.residual(lengths, 8.0).half_width
+    widths = [each.residual(lengths, 64.0).half_width for each in (near, far)]
+    assert widths[1] > 3 * widths[0]
 
 
 def test_an_unknown_model_and_device_get_a_wider_band_and_say_what_they_leaned_on():

@@ -91,7 +91,9 @@ def test_d25_weights_of_a_gguf_file_are_those_of_its_tensors_without_the_header(
 def test_d25_a_file_decides_the_size_of_the_weights_and_not_parameters_times_bits():
     plain = deployment()
     assert replace(plain, file_bytes=40e9).weights_bytes == 20e9
-    assert budget_of(replace(plain, file_bytes=40e9)).weights_bytes != budget_of(plain).weights_bytes
+    assert (
+        budget_of(replace(plain, file_bytes=40e9)).weights_bytes != budget_of(plain).weights_bytes
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x02" + bytes(7) + b"[]"])

@@ -17,12 +17,12 @@ from sluice.planner.work import Batch, Deployment, Layout, work_of
 LOAD = Load(Lengths(1000.0, 300.0))
 
 
-def model_of(name="llama-3.1-70b", gpu="h100", tensor=4, precision="fp8", groups=1, **device):
+def model_of(name="llama-3.1-70b", gpu="h100", tensor=4, precision="fp8", groups=1, **changes):
     tables = own_tables()
-    shape = tables.model(name)
-    accelerator = replace(tables.accelerator(gpu), **device)
+    shape, kv_format = tables.model(name), changes.pop("kv_format", None)
+    accelerator = replace(tables.accelerator(gpu), **changes)
     deployment = Deployment(
-        shape, accelerator, precision_for(shape, precision), Layout(tensor, groups)
+        shape, accelerator, precision_for(shape, precision, kv_format), Layout(tensor, groups)
     )
     return step_models(deployment, "vllm", precision)[0]
 
@@ -63,7 +63,7 @@ def test_more_work_never_takes_less_time(name):
         one = StepLoad(rows, rows, 1200 * rows)
         more = StepLoad(rows + 1, rows + 1, 1200 * rows + 1)
         assert times.predict_ns(more) >= times.predict_ns(one)
-        assert times.predict_ns(one.one_step_later()) >= times.predict_ns(one)
+        assert times.predict_ns(one.steps_later(1)) >= times.predict_ns(one)
         filled = [times.predict_ns(one.with_chunk(0, tokens)) for tokens in (1, 64, 65, 700, 2048)]
         assert filled == sorted(filled)
         assert times.predict_ns(one.with_chunk(4000, 64)) >= times.predict_ns(one.with_chunk(0, 64))
@@ -78,6 +78,29 @@ def test_more_bandwidth_never_slows_a_step(groups):
     )
     for load in (StepLoad(1, 1, 10), StepLoad(128, 128, 200_000), chunk(500, 2000, 60, 9000)):
         assert fast.predict_ns(load) <= plain.predict_ns(load)
+
+
+def test_d25_the_pool_counts_grouped_heads_and_the_type_of_kv():
+    """32 layers, 8 KV heads of 128: 131,072 bytes per token in 16 bits; weights stay as they are."""
+    tokens = {}
+    for kv_format in ("bf16", "fp8", "q8_0", "q4_0"):
+        model = model_of("llama-3.1-8b", "h100", 1, "bf16", kv_format=kv_format)
+        limits = simulated_replica(model, LOAD).limits
+        tokens[kv_format] = limits.blocks_total * limits.block_size
+    left = tokens["bf16"] * 131_072
+    for kv_format, bytes_per_token in (("fp8", 65_536), ("q8_0", 69_632), ("q4_0", 36_864)):
+        assert tokens[kv_format] * bytes_per_token == pytest.approx(left, rel=0.01)
+
+
+def test_d26_requests_of_a_replica_share_one_pool():
+    """No more of them than the pool holds, and none is promised more context than there is."""
+    model = model_of("llama-3.1-70b", "h200", 1, "fp8")
+    long = simulated_replica(model, Load(Lengths(30_000.0, 1000.0))).limits
+    pool_tokens = long.blocks_total * long.block_size
+    assert long.sequences_max == pool_tokens // 30_500
+    assert long.context_tokens_max <= pool_tokens
+    short = simulated_replica(model, Load(Lengths(500.0, 100.0))).limits
+    assert short.sequences_max > 20 * long.sequences_max
 
 
 def test_a_model_that_does_not_fit_is_refused():

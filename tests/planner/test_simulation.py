@@ -1,5 +1,7 @@
 """Simulated fleets: what is counted, what goes wrong, and what must hold whatever the figures."""
 
+import gc
+import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 
@@ -21,7 +23,7 @@ from sluice.workload.asks import BadWorkload
 from sluice.workload.lengths import lengths_of
 from sluice.workload.mixes import Mix, shares_of
 from sluice.workload.synthetic import Sessions, Synthetic
-from tests.planner.simulated import CHAT, GPU, TARGETS, fleet_of, played
+from tests.planner.simulated import CHAT, GPU, LIMITS, TARGETS, fleet_of, played
 
 SEEDS = [1, 2]
 
@@ -85,6 +87,17 @@ def _without_cache(fleet):
     return replace(
         fleet, pools=(replace(pool, batching=replace(pool.batching, prefix_cache=False)),)
     )
+
+
+def test_clients_that_come_back_when_told_are_served_in_the_end():
+    burst = {"rate": 90.0, "count": 200, "seed": 1}
+    once, again = (played(**burst, retries=retries) for retries in (0, 3))
+    assert once.whole.refused > 10
+    assert once.whole.retries == 0
+    assert again.whole.retries > 10
+    assert again.whole.refused < once.whole.refused
+    assert again.whole.met > once.whole.met
+    assert sums_up(again)
 
 
 # ---------------------------------------------------------------------- classes, tenants, models
@@ -272,3 +285,30 @@ def test_faster_steps_never_slow_requests(seed):
     )
     for name in ("ttft_s", "tpot_s", "e2e_s"):
         assert getattr(fast_run.whole, name).total <= getattr(slow_run.whole, name).total
+
+
+class Weighed:
+    """A workload that notes how much memory is held when some of its requests are taken."""
+
+    def __init__(self, inner, numbers):
+        self.inner, self.numbers, self.held = inner, numbers, []
+
+    def asks(self, seed):
+        for ask in self.inner.asks(seed):
+            if ask.number in self.numbers:
+                gc.collect()
+                self.held.append(tracemalloc.get_traced_memory()[0])
+            yield ask
+
+
+def test_memory_does_not_grow_with_the_number_of_requests():
+    fleet = fleet_of(limits=replace(LIMITS, blocks_total=50))
+    workload = Weighed(Synthetic(10.0, lengths_of(64, 1)), (200, 400))
+    tracemalloc.start()
+    try:
+        simulate(workload, fleet, seed=1, span=Span(401))
+    finally:
+        tracemalloc.stop()
+    before, after = workload.held
+    print(after - before)
+    assert after - before < 150 * 200  # a request that is kept takes more than 150 bytes

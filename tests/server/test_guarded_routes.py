@@ -127,9 +127,7 @@ def test_a_tenant_cannot_pass_its_limits_on_any_route(start: Start, path, limit)
 def remote():
     """A remote model, and a tenant for each limit and each route, whose key is their names."""
     tenants = {
-        f"{limit}{path.replace('/', '.')}": limited(limit)
-        for limit in LIMITS
-        for path in PATHS
+        f"{limit}{path.replace('/', '.')}": limited(limit) for limit in LIMITS for path in PATHS
     }
     keys = tuple((digest(name), name) for name in tenants)
     section = ServerSection(listen="127.0.0.1:0", tenant_key_digests=keys)

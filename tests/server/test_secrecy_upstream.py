@@ -76,6 +76,7 @@ def test_nothing_of_a_request_or_an_answer_is_written(tmp_path, caplog, capfd, n
     section = ServerSection(listen="127.0.0.1:0", api_key_digests=(digest(f"client-{MARK}"),))
     settings = {"server": section, "journal": JournalSection(dir=tmp_path)}
     waits: Any = dict.fromkeys(("first_token_s_max", "silence_s_max", "whole_s_max"), 0.1)
+    waits["retries"] = int(name == "fails")
     with relay(answering(answer), settings=settings, key=UPSTREAM_KEY, **waits) as rig:
         for path in WORK if name == "healthy" else FEW:
             for body in (marked(path), marked(path, stream=True)):

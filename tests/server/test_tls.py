@@ -2,6 +2,8 @@
 
 import socket
 import ssl
+import time
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,10 +14,11 @@ from cryptography.hazmat.primitives import serialization
 from sluice.config.sections import ServerSection
 from sluice.core.errors import ConfigError
 from sluice.server import serve as serving
+from sluice.server.limits import Limits
 from sluice.server.tls import Identity
 from sluice.server.transport import Transport
-from sluice.testing.gateway import FakeGateway
-from sluice.testing.served import Served
+from sluice.testing.gateway import FakeGateway, speak
+from sluice.testing.served import Served, served
 from tests.server.wire_client import connected, raw_post, read_all, read_until
 
 
@@ -174,3 +177,30 @@ def test_a_handshake_that_does_not_come_is_given_up(serve_app, authority, monkey
     server = serve_app(FakeGateway(), authority.section)
     with connected(server) as silent:
         assert read_all(silent) == b""
+
+
+def test_a_client_that_does_not_read_is_given_up_over_tls_too(serve_app, authority):
+    gateway = FakeGateway(lambda call: speak(call, *["x" * 1_000_000] * 40))
+    limits = Limits(ping_s=0.05, send_s_max=0.1)
+    server = serve_app(gateway, authority.section, limits)
+    with secured(server, authority.trusting()) as opened:
+        opened.sendall(raw_post(stream=True))
+        server.eventually(lambda: bool(gateway.recorded.cancelled))
+        with suppress(ssl.SSLError, ConnectionError):
+            while opened.recv(1_000_000):
+                pass
+    with secured(server, authority.trusting()) as opened:
+        opened.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b'"ok"' in read_until(opened, b"}")
+
+
+def test_stopping_does_not_wait_for_a_client_that_does_not_say_goodbye(authority, caplog):
+    with ExitStack() as stack:
+        with served(FakeGateway(), authority.section) as server:
+            silent = stack.enter_context(secured(server, authority.trusting()))
+            silent.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b'"ok"' in read_until(silent, b"}")
+            began = time.monotonic()
+        took_s = time.monotonic() - began
+    assert took_s < serving._CLOSE_S_MAX
+    assert not caplog.records

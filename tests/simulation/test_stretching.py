@@ -1,7 +1,6 @@
 """A fleet that hears of its replicas less often: the same requests, the same log, nothing kept."""
 
 import gc
-import tracemalloc
 from random import Random
 from statistics import mean
 
@@ -20,7 +19,7 @@ from sluice.runtime.virtual_fleet import VirtualFleet
 
 MS, S = 1_000_000, 1_000_000_000
 GPU = Coefficients(7e6, 18e3, 20e3, 45.0, 0.3)
-LIMITS = BatchingLimits(4096, 64, 2000, sequences_max=64, chunk_tokens_max=1024)
+LIMITS = BatchingLimits(1280, 64, 400, sequences_max=64, chunk_tokens_max=1024)
 NAMES = ("m-0", "m-1", "m-2", "m-3")
 QUIET = Stretching(silence_ns_max=100 * MS)
 SEEDS = pytest.mark.parametrize("seed", [1, 2], ids=lambda seed: f"seed{seed}")
@@ -71,7 +70,7 @@ def arrivals(seed, count, rate=60.0):
         )  # fmt: skip
 
 
-def run(seed, stretching, watcher, count=150):
+def run(seed, stretching, watcher, count=80):
     fleet = Fleet([PoolLimits("m", NAMES)], chance=Random(seed))
     virtual = VirtualFleet(fleet, make, watcher=watcher, stretching=stretching)
     virtual.feed(arrivals(seed, count))
@@ -95,7 +94,7 @@ def test_a_fleet_that_hears_less_serves_all_the_same_as_fast(seed):
         logs[name] = log = Log()
         run(seed, stretching, log)
         assert set(log.ends.values()) == {EndReason.LENGTH}
-        assert len(log.ends) == 150
+        assert len(log.ends) == 80
     assert len(logs["quiet"].lines) < len(logs["step"].lines) / 3
 
     def mean_ns(name, phase):
@@ -118,16 +117,14 @@ def test_a_replica_that_is_lost_in_a_stretch_takes_its_requests_with_it():
     assert not log.ends
 
 
-def test_memory_does_not_grow_with_the_number_of_requests():
-    def held_bytes(count):
-        tracemalloc.start()
+def test_nothing_is_kept_of_requests_that_are_over():
+    def objects_held(count):
         virtual = run(1, QUIET, Silent(), count)
         gc.collect()
-        held, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
+        held = len(gc.get_objects())
         assert virtual.driver.now_ns > S
         return held
 
-    held_bytes(50)
-    few, many = held_bytes(400), held_bytes(1200)
-    assert many < 1.15 * few
+    few, many = objects_held(250), objects_held(500)
+    # What is learnt (lengths, prefixes) has bounds of its own and is full by then.
+    assert many - few < 300

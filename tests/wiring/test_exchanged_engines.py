@@ -204,3 +204,25 @@ def test_an_address_that_comes_back_is_another_replica():
     assert ids.of("m", replace(section, urls=(two, one, one))) == ("m-1", "m-2", "m-3")
     assert ids.of("m", replace(section, urls=(one, replace(two, weight=3.0)))) == ("m-2", "m-1")
     assert ids.of("m", replace(section, urls=(one,), key="other")) == ("m-4",)
+
+
+def test_the_key_that_engines_are_sent_is_exchanged(tmp_path):
+    (tmp_path / "key").write_text("sk-1")
+    text = f'key_file = "{tmp_path}/key"'
+
+    def sent(fleet: Fleet) -> list[str | None]:
+        calls = [one for one in fleet.upstreams[0].requests if one.method == "POST"]
+        return [one.header("authorization") for one in calls]
+
+    async def work(fleet: Fleet) -> None:
+        await fleet.reload(0, text=text)
+        await fleet.until(lambda: fleet.states() == {"m-1": "ready"})
+        await fleet.ask()
+        (tmp_path / "key").write_text("sk-2")
+        told = await fleet.reload(0, text=text)
+        assert told.applied == ("models.m.key",)
+        await fleet.until(lambda: fleet.states() == {"m-2": "ready"})
+        await fleet.ask()
+        assert sent(fleet) == ["Bearer sk-1", "Bearer sk-2"]
+
+    in_front(tmp_path, work, 0)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from sluice.cli.options import print_json
-from sluice.cli.plan_document import document, slots_document
+from sluice.cli.plan_document import document, explanations, slots_document
 from sluice.cli.plan_page import write_page
 from sluice.cli.plan_question import answer, answer_slots, entries_of, missing
 from sluice.cli.plan_report import print_plan, print_slots
@@ -271,18 +271,15 @@ def command(*, as_json: bool, explain: bool, page: Path | None, **asked: Any) ->
             _show_slots(asked | {"page": page}, as_json=as_json)
             return
         found = answer(asked)
+        shown, explained = document(found), explanations(found.best)
+        if page is not None:
+            write_page(page, found, shown, explained)
     except CannotPlan as error:
         raise _refused(error) from None
-    shown = document(found, explain=explain)
-    if page is not None:
-        try:
-            write_page(page, found, document(found, explain=True))
-        except CannotPlan as error:
-            raise _refused(error) from None
     if as_json:
-        print_json(shown)
+        print_json(shown | {"explain": explained} if explain else shown)
     else:
-        print_plan(found, shown)
+        print_plan(found, shown, explained if explain else {})
 
 
 def _show_slots(asked: dict[str, Any], *, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from sluice.cli.plan_question import SlotsAnswer
 from sluice.planner.candidates import Candidates
 from sluice.planner.estimate import Moment
-from sluice.planner.explain import explained
+from sluice.planner.explain import explained, measured_with
 from sluice.planner.knobs import knobs
 from sluice.planner.plan import Plan
 from sluice.planner.predict import Band
@@ -17,11 +17,11 @@ from sluice.planner.predict import Band
 _GIB = 2.0**30
 
 
-def document(found: Candidates, *, explain: bool) -> dict[str, Any]:
+def document(found: Candidates) -> dict[str, Any]:
     """The best plan, and what is beside it."""
     best = found.best
     replica = best.replica
-    result: dict[str, Any] = {
+    return {
         **_deployed(best),
         "at_slo_rate": _latencies(best, replica.at_slo),
         "at_rate": _latencies(best, best.at_forecast),
@@ -36,6 +36,7 @@ def document(found: Candidates, *, explain: bool) -> dict[str, Any]:
         },
         "binding": replica.binding,
         "prefill_share": replica.prefill_share,
+        "measured_with": measured_with(best.model),
         "leaned_on": list(replica.residual.leaned_on),
         "notes": list(best.notes),
         "knobs": [{"change": each.change, "gain": each.gain} for each in knobs(best)],
@@ -45,18 +46,20 @@ def document(found: Candidates, *, explain: bool) -> dict[str, Any]:
         ],
         "refused": list(found.refused),
     }
-    if explain:
-        result["explain"] = {
-            each.path: {
-                "value": each.value,
-                "unit": each.unit,
-                "formula": each.formula,
-                "inputs": dict(each.inputs),
-                "source": each.source,
-            }
-            for each in explained(best)
+
+
+def explanations(found: Plan) -> dict[str, dict[str, Any]]:
+    """What each number of the document is, by its path in it."""
+    return {
+        each.path: {
+            "value": each.value,
+            "unit": each.unit,
+            "formula": each.formula,
+            "inputs": dict(each.inputs),
+            "source": each.source,
         }
-    return result
+        for each in explained(found)
+    }
 
 
 def _deployed(found: Plan) -> dict[str, Any]:

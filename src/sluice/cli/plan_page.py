@@ -29,25 +29,27 @@ svg { width: 100%; height: auto; } .wide { overflow-x: auto; } small { opacity: 
 """
 
 
-def write_page(path: Path, found: Candidates, shown: dict[str, Any]) -> None:
-    """Writes the report; ``shown`` is the plan's document with its explanations.
+def write_page(
+    path: Path, found: Candidates, shown: dict[str, Any], explained: dict[str, dict[str, Any]]
+) -> None:
+    """Writes the report; ``shown`` is the plan's document and ``explained`` what its numbers are.
 
     Raises ``CannotPlan`` where the file cannot be written.
     """
     try:
-        path.write_text(page(found, shown), encoding="utf-8")
+        path.write_text(page(found, shown, explained), encoding="utf-8")
     except OSError as error:
         raise CannotPlan(f"cannot write {path}: {error.strerror}") from None
 
 
-def page(found: Candidates, shown: dict[str, Any]) -> str:
+def page(found: Candidates, shown: dict[str, Any], explained: dict[str, dict[str, Any]]) -> str:
     """The report as HTML."""
     best = found.best
     title = escape(headline(best))
     knobs = [(f"× {knob['gain']:.2f}", knob["change"]) for knob in shown["knobs"]]
-    explained = [
+    numbers = [
         (path, _value(each["value"], each["unit"]), each["formula"], _inputs(each), each["source"])
-        for path, each in shown["explain"].items()
+        for path, each in explained.items()
     ]
     return "\n".join(
         (
@@ -62,7 +64,7 @@ def page(found: Candidates, shown: dict[str, Any]) -> str:
             "<h2>Leaned on</h2>",
             _table((), [(each,) for each in shown["leaned_on"]]),
             '<h2>What each number is</h2><div class="wide"><small>',
-            _table(("number", "value", "formula", "inputs", "from"), explained),
+            _table(("number", "value", "formula", "inputs", "from"), numbers),
             "</small></div></body></html>",
         )
     )

@@ -10,6 +10,7 @@ from rich.console import Console
 from sluice.cli.plan_question import SlotsAnswer
 from sluice.planner.candidates import Candidates
 from sluice.planner.estimate import Moment
+from sluice.planner.explain import measured_with
 from sluice.planner.knobs import GAIN_MIN
 from sluice.planner.names import shown_s
 from sluice.planner.plan import Plan
@@ -26,8 +27,11 @@ _BINDING = {
 }
 
 
-def print_plan(found: Candidates, shown: dict[str, Any]) -> None:
-    """The best plan and what is beside it; ``shown`` is the same as a document."""
+def print_plan(
+    found: Candidates, shown: dict[str, Any], explained: dict[str, dict[str, Any]]
+) -> None:
+    """The best plan and what is beside it; ``shown`` is the same as a document, and ``explained``
+    what its numbers are where that was asked for."""
     console = Console(highlight=False)
     best = found.best
     replica, model = best.replica, best.model
@@ -45,8 +49,8 @@ def print_plan(found: Candidates, shown: dict[str, Any]) -> None:
     )
     for each in replica.residual.leaned_on:
         console.print(f"  {each}", soft_wrap=True)
-    if "explain" in shown:
-        _print_explained(console, shown["explain"])
+    if explained:
+        _print_explained(console, explained)
 
 
 def headline(found: Plan) -> str:
@@ -153,6 +157,8 @@ def rows_of(found: Plan) -> list[tuple[str, str]]:
         ("prefill", f"{replica.prefill_share:.0%} of the time"),
         ("beyond the SLO rate", "sluice queues while targets hold, then degrades or refuses"),
     ]
+    if found.model.calibration is None:
+        rows.append(("measured with", measured_with(found.model)))
     if found.cost_usd_per_hour is not None:
         rows.append(("cost", _cost(found, *found.cost_usd_per_hour)))
     return rows

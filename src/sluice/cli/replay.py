@@ -92,7 +92,7 @@ def _outcomes(journal: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Outcom
 def _played(traffic: RecordedTraffic, fleet: SimulatedFleet, seed: int) -> Outcome:
     requests = len(traffic.recorded.requests)
     with Told(requests) as told:
-        return simulate(traffic, fleet, seed=seed, span=Span(requests, 0, told.at))
+        return simulate(traffic, fleet, seed=seed, span=Span(requests, told=told.at))
 
 
 def _notes(recorded: Recorded) -> list[str]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sluice.workload.asks import BadWorkload
 
 # Names in the settings of the model and the class that options make.
 MODEL, CLASS = "model", "targets"
+_OF_MODEL = ("tp", "replicas", "policy", "ttft", "tpot", "e2e", "percentile")
 
 _EPILOG = """\b
 Examples:
@@ -57,8 +59,8 @@ class BadInput(click.ClickException):
 @workload_options
 @click.option("--model", help="A name that sluice plan --list shows, or a config.json.")
 @click.option("--gpu", help="A name that sluice plan --list shows.")
-@click.option("--tp", type=int, default=1, show_default=True, help="GPUs of each replica.")
-@click.option("--replicas", type=int, default=1, show_default=True, help="Replicas of the model.")
+@click.option("--tp", type=int, help="GPUs of each replica. Default: 1.")
+@click.option("--replicas", type=int, help="Replicas of the model. Default: 1.")
 @click.option("--policy", help="slo, fcfs or static. Default: slo.")
 @click.option("--ttft", metavar="DURATION", help='Target for the first token, as "1s".')
 @click.option("--tpot", metavar="DURATION", help='Target for each further token, as "50ms".')
@@ -66,6 +68,13 @@ class BadInput(click.ClickException):
 @click.option("--percentile", help="Share of requests that are to meet them. Default: 95.")
 @click.option("--requests", type=int, help="How many. Default: 10000, or those of the trace.")
 @click.option("--warm-up", type=int, default=0, show_default=True, help="Not counted at first.")
+@click.option(
+    "--retries",
+    type=int,
+    default=0,
+    show_default=True,
+    help="How often a refused client comes back when it was told to.",
+)
 @click.option("--seed", type=int, default=1, show_default=True, help="Decides all that is drawn.")
 @click.option(
     "--fault",
@@ -95,7 +104,7 @@ def command(*, as_json: bool, **asked: Any) -> None:
         fleet = _with_faults(_fleet(settings, wanted, asked), asked["faults"])
         span = _span(wanted, asked)
         with Told(span.requests) as told:
-            span = Span(span.requests, span.warm_up, told.at)
+            span = replace(span, told=told.at)
             journal = _journal(asked["journal"])
             outcome = simulate(
                 wanted.workload, fleet, seed=asked["seed"], span=span, journal=journal
@@ -120,12 +129,18 @@ def _settings(asked: Mapping[str, Any]) -> Settings:
 
 def _model_overrides(asked: Mapping[str, Any]) -> Sequence[Override]:
     if asked["model"] is None and asked["gpu"] is None:
+        given = [f"--{name}" for name in _OF_MODEL if asked[name] is not None]
+        if given:
+            raise BadWorkload(
+                f"{', '.join(given)} belong to --model; for a model of a file write, for example, "
+                f"--set models.NAME.policy=fcfs"
+            )
         return ()
     if asked["model"] is None or asked["gpu"] is None:
         raise BadWorkload("--model and --gpu go together: a model runs on something")
     texts = {
-        f"models.{MODEL}.source": f"sim:{asked['model']}@{asked['gpu']}x{asked['tp']}",
-        f"models.{MODEL}.replicas.min": str(asked["replicas"]),
+        f"models.{MODEL}.source": f"sim:{asked['model']}@{asked['gpu']}x{_one(asked['tp'])}",
+        f"models.{MODEL}.replicas.min": str(_one(asked["replicas"])),
     }
     if asked["policy"] is not None:
         texts[f"models.{MODEL}.policy"] = asked["policy"]
@@ -134,6 +149,10 @@ def _model_overrides(asked: Mapping[str, Any]) -> Sequence[Override]:
         texts[f"models.{MODEL}.slo"] = CLASS
     texts |= {f"slo.{CLASS}.{name}": value for name, value in targets.items()}
     return [parse_override(f"{key}={value}") for key, value in texts.items()]
+
+
+def _one(count: int | None) -> int:
+    return 1 if count is None else count
 
 
 def _fleet(settings: Settings, wanted: WorkloadWanted, asked: Mapping[str, Any]) -> SimulatedFleet:
@@ -165,4 +184,6 @@ def _span(wanted: WorkloadWanted, asked: Mapping[str, Any]) -> Span:
         raise BadWorkload(
             f"--warm-up must be 0 or more and below the {requests} requests, not {asked['warm_up']}"
         )
-    return Span(requests, asked["warm_up"])
+    if not 0 <= asked["retries"] <= 100:
+        raise BadWorkload(f"--retries must be 0 to 100, not {asked['retries']}")
+    return Span(requests, asked["warm_up"], asked["retries"])

@@ -31,6 +31,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "refused_for": dict(sorted(outcome.reasons.items())),
         "failed": whole.failed,
         "left": whole.left,
+        "retries": whole.retries,
         "degraded": whole.degraded,
         "ttft_s": whole.ttft_s.percentiles(),
         "tpot_s": whole.tpot_s.percentiles(),
@@ -71,6 +72,7 @@ def print_outcome(found: Mapping[str, Any]) -> None:
     for name, value in (
         ("refused", f"{found['refused']:,}{f' ({reasons})' if reasons else ''}"),
         ("failed, degraded", f"{found['failed']:,}, {found['degraded']:,}"),
+        ("retries", f"{found['retries']:,}"),
         ("preemptions", f"{found['preemptions']:,}"),
         ("replica hours", f"{found['replica_hours']:.3g}"),
         ("in the fleet", "{at_half} at half, {at_end} at the last arrival".format_map(

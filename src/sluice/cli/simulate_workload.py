@@ -21,6 +21,17 @@ from sluice.workload.traces import Trace, facts_of, trace_path
 F = TypeVar("F", bound=Callable[..., Any])
 
 REQUESTS_DEFAULT = 10_000
+# What a trace brings with it.
+_DRAWN = {
+    "prompt": "--input",
+    "output": "--output",
+    "lengths": "--lengths",
+    "spread": "--spread",
+    "arrivals": "--arrivals",
+    "turns": "--turns",
+    "think": "--think",
+    "system": "--system",
+}
 
 _OPTIONS = (
     click.option("--trace", metavar="FILE", help="A trace file, azure-conv or azure-code."),
@@ -33,19 +44,16 @@ _OPTIONS = (
     click.option(
         "--spread",
         type=float,
-        default=0.0,
-        show_default=True,
-        help="Standard deviation of lengths over their mean (lognormal); 0: all the same.",
+        help="Standard deviation of lengths over their mean (lognormal). Default: all the same.",
     ),
     click.option(
         "--arrivals",
-        default="poisson",
-        show_default=True,
-        help="poisson, constant, gamma:cv=3, onoff:on=10,off=50 or ramp:to=20,over=300 (seconds).",
+        help="poisson, constant, gamma:cv=3, onoff:on=10,off=50 or ramp:to=20,over=300 (seconds). "
+        "Default: poisson.",
     ),
-    click.option("--turns", type=float, default=1.0, help="Mean requests of a conversation."),
-    click.option("--think", metavar="DURATION", default="30s", help="Mean time between them."),
-    click.option("--system", type=int, default=0, help="Tokens that all prompts begin with."),
+    click.option("--turns", type=float, help="Mean requests of a conversation. Default: 1."),
+    click.option("--think", metavar="DURATION", help="Mean time between them. Default: 30s."),
+    click.option("--system", type=int, help="Tokens that all prompts begin with."),
     click.option("--max-tokens", type=int, help="Limit that clients set. Default: 2048, or more."),
     click.option("--class", "classes", multiple=True, metavar="NAME=WEIGHT", help="SLO classes."),
     click.option("--tenant", "tenants", multiple=True, metavar="NAME=WEIGHT", help="Tenants."),
@@ -83,17 +91,22 @@ def workload_wanted(asked: Mapping[str, Any]) -> WorkloadWanted:
         raise BadWorkload(f"--max-tokens must be at least 1, not {asked['max_tokens']}")
     if asked["trace"] is None:
         return _synthetic(asked, mix)
-    if any(asked[name] is not None for name in ("prompt", "output", "lengths")):
-        raise BadWorkload("a trace has its own lengths: leave out --input and --output, or --trace")
+    given = [option for name, option in _DRAWN.items() if asked[name] is not None]
+    if given:
+        raise BadWorkload(
+            f"a trace has its own arrivals and lengths: leave out {' and '.join(given)}, or --trace"
+        )
     return _traced(asked, mix)
 
 
 def _synthetic(asked: Mapping[str, Any], mix: Mix) -> WorkloadWanted:
     if asked["rate"] is None:
         raise BadWorkload("--rate missing: give --trace, or --rate with --input and --output")
+    if asked["columns"] and asked["lengths"] is None:
+        raise BadWorkload("--column belongs to --trace or --lengths")
     lengths, prompt, output = _lengths(asked)
     sessions = _sessions(asked)
-    arrivals = arrivals_named(asked["arrivals"])
+    arrivals = arrivals_named(asked["arrivals"] or "poisson")
     workload = Synthetic(asked["rate"], lengths, arrivals, mix, sessions, asked["max_tokens"])
     workload.asks(0)  # a rate that is none is told before anything is made
     history = (sessions.turns - 1.0) * (prompt + output) / 2.0
@@ -105,7 +118,7 @@ def _lengths(asked: Mapping[str, Any]) -> tuple[Separate | Joint, float, float]:
     """The lengths to draw, and the means of prompts and outputs."""
     given = [name for name in ("prompt", "output") if asked[name] is not None]
     if asked["lengths"] is not None:
-        if given:
+        if given or asked["spread"] is not None:
             raise BadWorkload("give --lengths, or --input and --output")
         rows = trace_rows(trace_path(asked["lengths"]), columns_of(asked["columns"]))
         pairs = [(row.prompt_tokens, row.output_tokens) for row in rows]
@@ -115,19 +128,21 @@ def _lengths(asked: Mapping[str, Any]) -> tuple[Separate | Joint, float, float]:
         missing = "--input" if "prompt" not in given else "--output"
         raise BadWorkload(f"{missing} missing: give --input and --output, --lengths or --trace")
     prompt, output = asked["prompt"], asked["output"]
-    return lengths_of(prompt, output, asked["spread"]), prompt, output
+    return lengths_of(prompt, output, asked["spread"] or 0.0), prompt, output
 
 
 def _sessions(asked: Mapping[str, Any]) -> Sessions:
     try:
-        think_s = parse_duration_s(asked["think"])
+        think_s = 30.0 if asked["think"] is None else parse_duration_s(asked["think"])
     except ValueError as error:
         raise BadWorkload(f"--think: {error}") from None
-    if not 1.0 <= asked["turns"] <= 1000.0:
-        raise BadWorkload(f"--turns must be 1 to 1000, not {asked['turns']:g}")
-    if not 0 <= asked["system"] <= 10**7:
-        raise BadWorkload(f"--system must be 0 to 1e7 tokens, not {asked['system']}")
-    return Sessions(asked["turns"], think_s, asked["system"])
+    turns = 1.0 if asked["turns"] is None else asked["turns"]
+    if not 1.0 <= turns <= 1000.0:
+        raise BadWorkload(f"--turns must be 1 to 1000, not {turns:g}")
+    system = asked["system"] or 0
+    if not 0 <= system <= 10**7:
+        raise BadWorkload(f"--system must be 0 to 1e7 tokens, not {system}")
+    return Sessions(turns, think_s, system)
 
 
 def _traced(asked: Mapping[str, Any], mix: Mix) -> WorkloadWanted:

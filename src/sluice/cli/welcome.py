@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
+from sluice.cluster.remote_model import CONTEXT_TOKENS_UNKNOWN
 from sluice.core.events import ReplicaLimits
 from sluice.core.pools import PoolView
 
@@ -62,9 +63,12 @@ def _remote_line(pool: PoolView, limits: ReplicaLimits | None) -> str:
     engines = _count(len(pool.replicas), "engine")
     if limits is None:
         return f"note: {pool.model}: remote, {engines}; none answers yet, and it is asked again"
+    context = f"context {limits.context_tokens_max:,} tokens, "
+    if limits.context_tokens_max == CONTEXT_TOKENS_UNKNOWN:
+        context = ""
     return (
-        f"{pool.model}: remote, {engines}, context {limits.context_tokens_max:,} tokens, at most "
-        f"{limits.sequences_max:,} requests at an engine"
+        f"{pool.model}: remote, {engines}, {context}at most "
+        f"{_count(limits.sequences_max, 'request')} at an engine"
     )
 
 

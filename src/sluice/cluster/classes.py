@@ -46,18 +46,22 @@ class ServiceClasses:
 
     def named(self, call: Call) -> Call:
         """The call with the name of its class, empty for none. Raises ``InvalidRequest``."""
+        name = self.name_of(call)
+        return call if name == call.slo_class else replace(call, slo_class=name)
+
+    def name_of(self, call: Call) -> str:
+        """The name of the class of a call, empty for none. Raises ``InvalidRequest``."""
         if call.slo_class:
             self._check(call.slo_class, "x-sluice-slo")
-            return call
+            return call.slo_class
         tier = call.service_tier
         if tier in self._slo:
-            return replace(call, slo_class=tier)
+            return tier
         if tier not in UNNAMED_TIERS and tier not in OPENAI_TIERS:
             self._check(tier, "service_tier")
         tenant = self._tenants.get(call.tenant)
         own = None if tenant is None else tenant.slo
-        slo_class = own or self._default or ""
-        return replace(call, slo_class=slo_class) if slo_class else call
+        return own or self._default or ""
 
     def request(
         self,
@@ -67,10 +71,11 @@ class ServiceClasses:
         prompt_estimate: int = 0,
         prefixes: tuple[int, ...] = (),
     ) -> Request:
-        """What the policy is told of a call whose class is named."""
-        slo = self._slo.get(call.slo_class, _NO_CLASS)
+        """What the policy is told of a call. Raises ``InvalidRequest``."""
+        name = self.name_of(call)
+        slo = self._slo.get(name, _NO_CLASS)
         tenant = self._tenants.get(call.tenant)
-        ladder = self._ladders.get(call.slo_class, LADDER_DEFAULT)
+        ladder = self._ladders.get(name, LADDER_DEFAULT)
         if not call.may_degrade:
             ladder = tuple(rung for rung in ladder if rung not in _DEGRADING)
         deadlines_ns = (call.deadline_ns, _due_ns(call, slo.e2e_s))
@@ -83,7 +88,7 @@ class ServiceClasses:
             tier=slo.tier if call.priority is None else call.priority,
             tenant=call.tenant,
             weight=1.0 if tenant is None else tenant.weight,
-            slo_class=call.slo_class,
+            slo_class=name,
             ttft_due_ns=_due_ns(call, slo.ttft_s),
             tpot_ns=None if slo.tpot_s is None else round(slo.tpot_s * NS_PER_S),
             quantile=slo.percentile / 100,

@@ -33,7 +33,6 @@ from sluice.core.events import (
     FleetEvent,
     Outcome,
     Progress,
-    QuotaLeft,
     QuotaTold,
     Reconfigured,
     Reject,
@@ -50,6 +49,7 @@ from sluice.core.events import (
 )
 from sluice.core.fleet import Fleet
 from sluice.core.pools import PoolView
+from sluice.core.quota import QuotaLeft
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.core.tenants import Allowance
 from sluice.executors.stream import ClientError, UpstreamError

@@ -15,7 +15,7 @@ from sluice.core.events import Dispatch, Reject, ReplicaLimits, Report, Retarget
 from sluice.core.pools import PoolView
 from sluice.core.request import COMPLETE, EndReason, Request, Rung
 from sluice.runtime import messages
-from sluice.runtime.generation import Call, Delta, RawPrompt, Refused
+from sluice.runtime.generation import Call, Delta, Fault, RawPrompt, Refused
 from sluice.telemetry import records
 from sluice.telemetry.journal_file import Journal
 from sluice.telemetry.metric_table import Outcome
@@ -267,8 +267,9 @@ class Observer:
             timing.counted,
         )
         self._metrics.engine_told(timing.model, ended.engine_ttft_ns, estimated=ended.is_estimated)
-        outcome = self._outcome(request, timing, ended.reason)
-        self._metrics.outcome(timing.model, timing.slo_class, outcome)
+        if ended.fault is not Fault.REQUEST:  # which no target can be met by, as of one refused
+            outcome = self._outcome(request, timing, ended.reason)
+            self._metrics.outcome(timing.model, timing.slo_class, outcome)
         phases, usage = ended.phases, ended.usage
         self._write(
             records.RequestEnded(

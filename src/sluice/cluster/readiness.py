@@ -14,7 +14,11 @@ from sluice.runtime.generation import Readiness, ReplicaStatus
 
 
 def readiness(
-    pools: Sequence[PoolView], now_ns: int, remote: AbstractSet[str] = frozenset(), *, draining: bool
+    pools: Sequence[PoolView],
+    now_ns: int,
+    remote: AbstractSet[str] = frozenset(),
+    *,
+    draining: bool,
 ) -> Readiness:
     """Whether calls are admitted and every model has a replica that serves.
 

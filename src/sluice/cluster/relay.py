@@ -104,6 +104,8 @@ class Turn:
 
     def leave(self) -> None:
         """Stop it: nobody wants the answer. Its reader finds nothing more."""
+        if self.left:
+            return
         self.left = True
         if self._answer is not None:
             self._answer.close()

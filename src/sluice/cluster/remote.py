@@ -14,7 +14,8 @@ from typing import Protocol
 from sluice.cluster.forward import Forward, Wording, body_for
 from sluice.cluster.relay import Relay, Turn
 from sluice.cluster.remote_model import BLOCK_TOKENS, CONTEXT_TOKENS_UNKNOWN, RemoteModel
-from sluice.core.events import QuotaLeft, ReplicaLimits, Report
+from sluice.core.events import ReplicaLimits, Report
+from sluice.core.quota import QuotaLeft
 from sluice.core.request import EndReason, PhaseTimes, Usage
 from sluice.executors.dialects import Dialect
 from sluice.executors.ratelimits import quota_left
@@ -184,7 +185,7 @@ class RemoteReplica:
                 self._turns[turn.request_id] = turn
                 message.take(turn)
             case Cancel():
-                self._end_unfinished(message.request_id, EndReason.CANCELLED, "the client left")
+                self._cancel(message.request_id)
 
     def _turn(self, forward: Forward) -> Turn:
         raw, request = forward.raw, forward.request
@@ -252,6 +253,16 @@ class RemoteReplica:
         if error.reply is not None:
             self._tell_quota(turn, error.reply.headers)
         self._listener.failed(self.replica_id, turn, error)
+
+    def _cancel(self, request_id: str) -> None:
+        """Stop a call at once and say so afterwards: who cancels it may have an ending for it."""
+        turn = self._turns.get(request_id)
+        if turn is not None:
+            turn.leave()
+            loop = asyncio.get_running_loop()
+            loop.call_soon(
+                self._end_unfinished, request_id, EndReason.CANCELLED, "the client left"
+            )
 
     def _expire(self, request_id: str) -> None:
         error = "The deadline passed before the answer was complete."

@@ -48,11 +48,16 @@ class RemoteModel:
     @property
     def card(self) -> ModelCard:
         """The model as clients see it."""
-        return replace(self._card, context_tokens_max=self._context_tokens_max)
+        context = self._context_tokens_max
+        if self._card.context_tokens_max != context:
+            known = context != CONTEXT_TOKENS_UNKNOWN
+            self._card = replace(self._card, context_tokens_max=context, context_known=known)
+        return self._card
 
     def named(self, call: Call) -> Call:
-        """The call with the name of the class that it is served in. Raises ``InvalidRequest``."""
-        return self.classes.named(call)
+        """The call as it is: its class is found where it is counted. Raises ``InvalidRequest``."""
+        self.classes.name_of(call)
+        return call
 
     async def check_together(self, calls: Sequence[Call]) -> None:
         """Check the calls of one request against the limits of its tenant."""
@@ -75,7 +80,6 @@ class RemoteModel:
 
     async def submit(self, call: Call) -> Forward:
         """Turn a call into what a replica is sent. Raises ``InvalidRequest``."""
-        call = self.named(call)
         raw = call.prompt if isinstance(call.prompt, RawPrompt) else call.raw
         if raw is None:
             raise InvalidRequest(

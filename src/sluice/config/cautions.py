@@ -6,7 +6,8 @@ error and stands in ``settings.conflicts``.
 
 from collections.abc import Iterator, Mapping
 
-from sluice.config.settings import Settings
+from sluice.config.settings import Settings, is_loopback
+from sluice.config.upstreams import upstream_address
 
 
 def cautions(settings: Settings, contexts: Mapping[str, int] | None = None) -> Iterator[str]:
@@ -18,10 +19,11 @@ def cautions(settings: Settings, contexts: Mapping[str, int] | None = None) -> I
     given = {
         name: model.context_tokens_max
         for name, model in settings.models.items()
-        if model.context_tokens_max is not None
+        if model.context_tokens_max is not None and not model.is_remote
     }
     yield from _tenants(settings, {**given, **(contexts or {})})
     yield from _smaller(settings)
+    yield from _open_keys(settings)
 
 
 def _tenants(settings: Settings, contexts: Mapping[str, int]) -> Iterator[str]:
@@ -57,4 +59,15 @@ def _smaller(settings: Settings) -> Iterator[str]:
             yield (
                 f'models.{name}: smaller does nothing, because no class has "smaller" in its '
                 "overload"
+            )
+
+
+def _open_keys(settings: Settings) -> Iterator[str]:
+    for name, model in settings.models.items():
+        addresses = [upstream_address(one.url) for one in model.urls]
+        hosts = [one.host for one in addresses if not one.tls and not is_loopback(one.host)]
+        if model.key_env is not None and hosts:
+            yield (
+                f"models.{name}: its key goes to {hosts[0]} unencrypted, where others on the way "
+                "can read it; use https"
             )

@@ -76,9 +76,10 @@ def explain(loaded: Loaded) -> list[Entry]:
         told = f"{count} given, masked"
         entries.append(Entry(f"{section}.{name}", told, origin, settable=False))
     for name, model in loaded.settings.models.items():
-        if model.key_env is not None:
-            key, told = dotted(("models", name, "key")), f"{int(model.key is not None)} given, masked"
-            entries.append(Entry(key, told, f"${model.key_env}", settable=False))
+        if model.key is not None:
+            origin = f"${model.key_env}" if model.key_file is None else str(model.key_file)
+            key = dotted(("models", name, "key"))
+            entries.append(Entry(key, "1 given, masked", origin, settable=False))
     for tenant, given in loaded.settings.tenants.items():
         keys = [name for _, name in loaded.settings.server.tenant_key_digests if name == tenant]
         key, told = dotted(("tenants", tenant, "key_digests")), f"{len(keys)} given, masked"

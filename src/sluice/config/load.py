@@ -346,20 +346,31 @@ def _with_engine_keys(
     """The models with the keys of their remote engines."""
     models = dict(settings.models)
     for name, model in settings.models.items():
-        variable, path = model.key_env, ("models", name, "key_env")
-        if variable is None:
-            continue
-        if not _VARIABLE_NAME.fullmatch(variable):
-            reading.problem(path, "must be the name of an environment variable, not a key")
-            continue
-        key = variables.get(variable, "").strip()
-        if not key:
-            reading.problem(path, f"${variable} is not set or empty")
-        elif not (key.isascii() and key.isprintable()):
-            reading.problem(path, f"${variable} holds a character that no header can carry")
-        else:
-            models[name] = replace(model, key=key)
+        of_variable, of_file = (("models", name, key) for key in ("key_env", "key_file"))
+        keys = [(of_file, key) for key in _lines_of(model.key_file, of_file, reading)]
+        if model.key_env is not None:
+            key = _engine_key_in(model.key_env, of_variable, variables, reading)
+            keys += [(of_variable, key)] if key else []
+        for path, key in keys:
+            if not (key.isascii() and key.isprintable()):
+                reading.problem(path, "there is a character that no header can carry")
+        if len(keys) > 1:
+            reading.problem(of_file, "there is more than one key; engines are sent one")
+        elif keys:
+            models[name] = replace(model, key=keys[0][1])
     return models
+
+
+def _engine_key_in(
+    variable: str, path: KeyPath, variables: Mapping[str, str], reading: _Reading
+) -> str:
+    if not _VARIABLE_NAME.fullmatch(variable):
+        reading.problem(path, "must be the name of an environment variable, not a key")
+        return ""
+    key = variables.get(variable, "").strip()
+    if not key:
+        reading.problem(path, f"${variable} is not set or empty")
+    return key
 
 
 def _tenant_keys(

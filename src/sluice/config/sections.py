@@ -198,6 +198,10 @@ class ModelSection:
     """Name of the environment variable with the key that remote engines ask for. It is sent to
     them as bearer token and shown nowhere. Keys of clients are never passed on."""
 
+    key_file: Path | None = None
+    """File with that key on a line of its own, in place of ``key_env``. It is read again with the
+    settings, so that a key can be exchanged without a restart."""
+
     upstream_model: str | None = None
     """Name that remote engines know the model by. Unset: the one that they serve, where it is one,
     else the name of the table."""

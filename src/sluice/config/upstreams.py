@@ -12,7 +12,7 @@ from sluice.config.sections import ModelSection
 
 # Settings that say something of engines elsewhere, and those of models that run here.
 _REMOTE_ONLY = (
-    "key_env", "upstream_model", "in_flight_max", "engine_priorities", "connect_s_max",
+    "key_env", "key_file", "upstream_model", "in_flight_max", "engine_priorities", "connect_s_max",
     "first_token_s_max", "whole_s_max", "probe_s", "retries",
 )  # fmt: skip
 _HERE_ONLY = (

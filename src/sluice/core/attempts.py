@@ -75,10 +75,13 @@ def shut(pool: Pool, now_ns: int) -> Refusal | None:
     Breakers that are open are told as such; a rest that the engines asked for only where it
     outlasts the longest wait.
     """
-    least_ns = min((replica.shut_ns(now_ns) for replica in pool.ready()), default=0)
-    if not least_ns:
+    if any(replica.is_serving and not replica.shut_ns(now_ns) for replica in pool.replicas):
         return None
-    if all(replica.is_broken(now_ns) for replica in pool.ready()):
+    ready = pool.ready()
+    if not ready or any(not replica.shut_ns(now_ns) for replica in ready):
+        return None
+    least_ns = min(replica.shut_ns(now_ns) for replica in ready)
+    if all(replica.is_broken(now_ns) for replica in ready):
         return Refusal(503, "not_ready", 0, 1, least_ns)
     most_ns = pool.limits.queue_wait_ns_max
     if least_ns <= most_ns:

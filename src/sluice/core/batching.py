@@ -92,10 +92,11 @@ class Batching:
 
     def skip(self, batch: Batch, stretch: Stretch) -> Batch:
         """Enter the results of a stretch of this step; returns the step that follows."""
-        load = batch.load
-        for duration_ns in stretch.durations_ns:
-            self.roster.cost.observe(load, duration_ns)
-            load = load.one_step_later()
+        load, cost = batch.load, self.roster.cost
+        if cost.learns:
+            for steps, duration_ns in enumerate(stretch.durations_ns):
+                cost.observe(load.steps_later(steps), duration_ns)
+        load = load.steps_later(len(stretch.durations_ns))
         batch.skip(stretch, self.roster.ledger)
         version, steps = self._blocked
         self._blocked = (version, steps - len(stretch.durations_ns))

@@ -39,14 +39,19 @@ class Load(NamedTuple):
         tokens, decode_rows, context, chunk_context = self
         return Load(tokens - rows, decode_rows - rows, context - context_tokens, chunk_context)
 
-    def one_step_later(self) -> "Load":
-        """The load of the same decode rows in the step after this one."""
+    def steps_later(self, steps: int) -> "Load":
+        """The load of the same decode rows so many steps after this one."""
         tokens, rows, context, chunk_context = self
-        return Load(tokens, rows, context + rows, chunk_context)
+        return Load(tokens, rows, context + steps * rows, chunk_context)
 
 
 class CostModel(Protocol):
-    """What the batching policy needs to know about the speed of its executor."""
+    """What the batching policy needs to know about the speed of its executor.
+
+    One that never ``learns`` need not observe.
+    """
+
+    learns: bool
 
     @property
     def margin(self) -> float:
@@ -105,6 +110,8 @@ def chunk_tokens_max(
 
 class FixedCostModel:
     """Coefficients that are taken as true: what a simulated executor runs on."""
+
+    learns = False
 
     def __init__(self, coefficients: Coefficients) -> None:
         self.coefficients = coefficients
@@ -167,6 +174,8 @@ class LinearCostModel:
     Errors are weighed relative to the prediction. Steps with and without prefill are summed and
     forgotten apart, so a long stretch of decoding does not erase what is known about prefill.
     """
+
+    learns = True
 
     def __init__(self, seed: Coefficients, state: CostState | None = None) -> None:
         if state is None:

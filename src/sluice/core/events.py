@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from sluice.core.limits import PoolLimits, TenantLimits
+from sluice.core.quota import QuotaLeft
 from sluice.core.request import EndReason, PhaseTimes, Request, SequenceId, Usage
 from sluice.core.step import Plan, Sampled
 
@@ -266,22 +267,6 @@ class AttemptFailed:
     outcome: Outcome
     error: str
     rest_ns: int | None = None
-
-
-class Left(NamedTuple):
-    """One limit as an answer tells it; ``full_ns`` is the time until ``limit`` is there again."""
-
-    limit: int
-    remaining: int
-    full_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaLeft:
-    """What one answer says of its vendor's limits; ``None`` where it says nothing."""
-
-    requests: Left | None = None
-    tokens: Left | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ from sluice.core.ladder import Leaves, Stays
 from sluice.core.lifecycle import ReplicaState
 from sluice.core.limits import PoolLimits, TenantLimits
 from sluice.core.membership import let_leave, set_limits
+from sluice.core.news import hear
 from sluice.core.pools import Pool, PoolView
 from sluice.core.request import COMPLETE, EndReason, Request, Rung, Usage
 from sluice.core.tenants import Allowance, TenantLedger
@@ -56,7 +57,6 @@ from sluice.core.tenants import Allowance, TenantLedger
 # A request that was on board of this many lost replicas is not tried again: it may be the cause.
 LOSSES_MAX = 2
 
-_ReplicaNews = ReplicaReady | ReplicaReported | QuotaTold | ReplicaDraining
 # What leaves the replicas' states as they are.
 _OF_REQUESTS = (Arrived, Cancelled, Progress, Ended, AttemptFailed, ReplicaReported, QuotaTold)
 
@@ -126,7 +126,8 @@ class Fleet:
             case ReplicaLost():
                 return self._lost(event, now_ns)
             case ReplicaReady() | ReplicaReported() | QuotaTold() | ReplicaDraining():
-                self._told(event, now_ns)
+                replica = self._replicas[event.replica_id]
+                hear(self._pools[replica.model], replica, event, now_ns)
             case Reconfigured():
                 return self._reconfigured(event, now_ns)
             case FleetDraining():
@@ -136,20 +137,6 @@ class Fleet:
             case _:
                 assert_never(event)
         return []
-
-    def _told(self, event: _ReplicaNews, now_ns: int) -> None:
-        replica = self._replicas[event.replica_id]
-        match event:
-            case ReplicaReady():
-                self._ready(event, now_ns)
-            case ReplicaReported():
-                self._reported(event, now_ns)
-            case QuotaTold():
-                replica.told(event.left, event.request_id, now_ns)
-            case ReplicaDraining():
-                replica.draining = event.on
-            case _:
-                assert_never(event)
 
     # ---------------------------------------------------------------------------------- requests
 
@@ -299,18 +286,6 @@ class Fleet:
 
     # ---------------------------------------------------------------------------------- replicas
 
-    def _ready(self, event: ReplicaReady, now_ns: int) -> None:
-        replica = self._replicas[event.replica_id]
-        if replica.state is not ReplicaState.STOPPED:
-            replica.serve(event.limits, now_ns)
-            self._pools[replica.model].load_ns = now_ns - replica.started_ns
-
-    def _reported(self, event: ReplicaReported, now_ns: int) -> None:
-        replica = self._replicas[event.replica_id]
-        if replica.state is ReplicaState.READY:
-            replica.reported(event.report, now_ns)
-            self._pools[replica.model].service.reported(event.report)
-
     def _lost(self, event: ReplicaLost, now_ns: int) -> list[FleetEffect]:
         replica, error = self._replicas[event.replica_id], event.error
         if replica.state not in (ReplicaState.STARTING, ReplicaState.READY):
@@ -391,12 +366,12 @@ class Fleet:
         return [StartReplica(replica.id) for replica in due]
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
-        times = [pool.queue.next_due_ns() for pool in self._pools.values()]
-        times += [pool.next_sweep_ns() for pool in self._pools.values()]
-        times += [pool.next_open_ns(now_ns) for pool in self._pools.values()]
-        times.append(self._start_ns)
-        if self._accepted:
-            times.append(self._drain_by_ns)
+        times = [self._start_ns, self._drain_by_ns if self._accepted else None]
+        for pool in self._pools.values():
+            if pool.queue or pool.resting:
+                times += [
+                    pool.queue.next_due_ns(), pool.next_sweep_ns(), pool.next_open_ns(now_ns)
+                ]  # fmt: skip
         return min((max(now_ns, at_ns) for at_ns in times if at_ns is not None), default=None)
 
     @property

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from sluice.core.accepted import Accepted, Rank
 from sluice.core.admission import NS_PER_S, tokens_max
 from sluice.core.breaker import BreakerState
-from sluice.core.events import Outcome, QuotaLeft, ReplicaLimits, Report
+from sluice.core.events import Outcome, ReplicaLimits, Report
 from sluice.core.feasibility import Pace, Release, Track
 from sluice.core.gate import RemoteGate
 from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState, moved
 from sluice.core.limits import RemoteLimits
+from sluice.core.quota import QuotaLeft
 from sluice.core.request import Request
 from sluice.core.routing import Candidate, PrefixMemory
 from sluice.core.service import ServiceTimes
@@ -80,6 +81,18 @@ class ReplicaView:
         return self.state is ReplicaState.READY and not self.draining
 
 
+@dataclass(slots=True)
+class _Alike:
+    """The requests of one tier and tenant that wait for their first token on a replica.
+
+    Their rank is that of ``like``.
+    """
+
+    like: Accepted
+    tokens: int = 0
+    count: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class FleetReplica:
     """One replica: its state, and what was dispatched to it.
@@ -104,6 +117,7 @@ class FleetReplica:
     seats_ns: int = 0
     prefill_tokens: int = 0
     prefilling: dict[str, Accepted] = field(default_factory=dict)
+    unbegun: dict[tuple[int, str], _Alike] = field(default_factory=dict)
     prefill_since_ns: int = 0
     blocks_reserved: int = 0
     blocks_unreserved: int = 0
@@ -209,6 +223,12 @@ class FleetReplica:
         self.places += request.choices
         self.prefill_tokens += accepted.prefill_tokens
         self.prefilling[request.id] = accepted
+        kind = (accepted.order.tier, request.tenant)
+        alike = self.unbegun.get(kind)
+        if alike is None:
+            alike = self.unbegun[kind] = _Alike(accepted)
+        alike.tokens += accepted.prefill_tokens
+        alike.count += 1
         self.blocks_reserved += accepted.blocks
         self.dispatched_since_report += 1
         self.releases = None
@@ -255,6 +275,12 @@ class FleetReplica:
         """Its prompt is computed, as the first token came at ``now_ns``, or is not wanted."""
         if self.prefilling.pop(accepted.request.id, None) is None:
             return
+        kind = (accepted.order.tier, accepted.request.tenant)
+        alike = self.unbegun[kind]
+        alike.tokens -= accepted.prefill_tokens
+        alike.count -= 1
+        if not alike.count:
+            del self.unbegun[kind]
         self.prefill_tokens -= accepted.prefill_tokens
         accepted.prefill_tokens = 0
         if now_ns is not None:
@@ -301,7 +327,9 @@ class FleetReplica:
         It does not serve, can never run it, has no places for it, or it would wait inside.
         """
         limits, request, held = self.limits, accepted.request, self.places
-        if limits is None or not self.is_serving or not self._lets_pass(request, now_ns):
+        if limits is None or self.state is not ReplicaState.READY or self.draining:
+            return None
+        if self.gate is not None and not self._lets_pass(self.gate, request, now_ns):
             return None
         places = held + request.choices
         if places > limits.sequences_max or (held and places > self.seats):
@@ -321,12 +349,10 @@ class FleetReplica:
             (self.id, held, self.prefill_tokens, cached_tokens, kv_fits, held_back, self.weight),
         )
 
-    def _lets_pass(self, request: Request, now_ns: int) -> bool:
+    def _lets_pass(self, gate: RemoteGate, request: Request, now_ns: int) -> bool:
         """Whether its gate is open for the request, and for how many."""
-        if self.gate is None:
-            return True
-        self.seats = self.gate.places(now_ns)
-        wait_ns = self.gate.wait_ns(request.tokens_asked, now_ns)
+        self.seats = gate.places(now_ns)
+        wait_ns = gate.wait_ns(request.tokens_asked, now_ns)
         self.opens_ns = now_ns + wait_ns if wait_ns else None
         return wait_ns == 0
 
@@ -344,8 +370,7 @@ class FleetReplica:
         """Time for which prompts of this and smaller ranks will be computed here."""
         if not self.prefilling:
             return 0
-        ahead = (a for a in self.prefilling.values() if rank_of(a) <= rank)
-        tokens = sum(accepted.prefill_tokens for accepted in ahead)
+        tokens = sum([one.tokens for one in self.unbegun.values() if rank_of(one.like) <= rank])
         if not tokens:
             return 0
         passed_ns = max(0, now_ns - self.prefill_since_ns)
@@ -354,7 +379,7 @@ class FleetReplica:
     def track(self, rank_of: RankOf, service: ServiceTimes, now_ns: int) -> Track:
         """Its future as things stand."""
         behind, backlog = 0, []
-        for rank in sorted({rank_of(accepted) for accepted in self.prefilling.values()}):
+        for rank in sorted({rank_of(one.like) for one in self.unbegun.values()}):
             until_ns = self.backlog_ns(rank, rank_of, service, now_ns)
             backlog.append((rank, until_ns - behind))
             behind = until_ns

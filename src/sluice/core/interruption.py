@@ -26,7 +26,8 @@ class Interruption:
 
     def took(self, duration_ns: int) -> None:
         """A step ran to its end."""
-        self._credit_ns = min(LOST_NS_MAX, self._credit_ns + LOST_SHARE * duration_ns)
+        if self._credit_ns < LOST_NS_MAX:
+            self._credit_ns = min(LOST_NS_MAX, self._credit_ns + LOST_SHARE * duration_ns)
 
     def lost(self, duration_ns: int) -> None:
         """A step was given up after so long."""

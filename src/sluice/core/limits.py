@@ -16,7 +16,7 @@ class BreakerLimits:
     that it stays open doubles from ``open_ns_min`` to ``open_ns_max`` with each failed trial.
     """
 
-    in_a_row: int = 3
+    in_a_row: int = 5
     share: float = 0.5
     outcomes_min: int = 10
     outcomes_max: int = 100

@@ -9,15 +9,28 @@ all that was sent after that request. Where no answer said anything, nothing is 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sluice.core.admission import NS_PER_S
-from sluice.core.events import Left, QuotaLeft
-
 # Sends that are remembered until an answer says what was left after them.
 SENT_MAX = 1024
 # How long a request may be on its way before the vendor counts it: so long nothing fills in.
-ON_THE_WAY_NS = NS_PER_S // 4
+ON_THE_WAY_NS = 250_000_000
 # In which time a bucket fills that was told as full.
-FILLS_NS = 60 * NS_PER_S
+FILLS_NS = 60_000_000_000
+
+
+class Left(NamedTuple):
+    """One limit as an answer tells it; ``full_ns`` is the time until ``limit`` is there again."""
+
+    limit: int
+    remaining: int
+    full_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLeft:
+    """What one answer says of its vendor's limits; ``None`` where it says nothing."""
+
+    requests: Left | None = None
+    tokens: Left | None = None
 
 
 class _Sent(NamedTuple):
@@ -100,6 +113,8 @@ class VendorQuota:
     def wait_ns(self, tokens: int, now_ns: int) -> int:
         """Time until a request of so many tokens may be sent; 0 for at once."""
         waits_ns = [0, self._rests_until_ns - now_ns]
+        if self._requests is None and self._tokens is None:
+            return max(waits_ns)
         if self._requests is not None:
             waits_ns.append(self._requests.wait_ns(1, now_ns))
         if self._tokens is not None:

@@ -10,6 +10,7 @@ How many may wait here is the fleet's business, and how long. Text, sampling and
 the runtime's: it says so in ``Sampled.stop``.
 """
 
+from collections.abc import Iterable
 from typing import assert_never
 
 from sluice.core.admission import never_runs
@@ -127,9 +128,8 @@ class Replica:
         if self._running is None or not 0 < steps <= self.horizon():
             raise InternalError(f"a stretch of {steps} steps is beyond the horizon")
         self._steps += steps - 1
-        for duration_ns in stretch.durations_ns:
-            self._step_took(duration_ns, self._running[0].predicted_ns)
-            self._started_ns += duration_ns
+        self._steps_took(stretch.durations_ns, self._running[0].predicted_ns)
+        self._started_ns += sum(stretch.durations_ns)
         return self._run(self._batching.skip(self._running[1], stretch))
 
     # ------------------------------------------------------------------------------- submission
@@ -169,15 +169,15 @@ class Replica:
         self._running = (plan, batch)
         return RunStep(plan)
 
-    def _step_took(self, duration_ns: int, predicted_ns: int) -> None:
-        """Enter a step into their running mean; a stalled machine's counts with a bound."""
-        usual_ns = self._step_ns or predicted_ns
-        duration_ns = min(duration_ns, int(RATIO_MAX * usual_ns))
-        if self._step_ns:
-            duration_ns = self._step_ns + (duration_ns - self._step_ns) // STEPS_KEPT
-        self._step_ns = duration_ns
-        if self._interruption is not None:
-            self._interruption.took(duration_ns)
+    def _steps_took(self, durations_ns: Iterable[int], predicted_ns: int) -> None:
+        """Enter steps into their running mean; a stalled machine's counts with a bound."""
+        mean_ns = self._step_ns
+        for duration_ns in durations_ns:
+            bounded_ns = min(duration_ns, int(RATIO_MAX * (mean_ns or predicted_ns)))
+            mean_ns = mean_ns + (bounded_ns - mean_ns) // STEPS_KEPT if mean_ns else bounded_ns
+            if self._interruption is not None:
+                self._interruption.took(mean_ns)
+        self._step_ns = mean_ns
 
     def _finished_step(self, step: int) -> tuple[Plan, Batch]:
         running = self._running
@@ -191,7 +191,7 @@ class Replica:
         if [sampled[0] for sampled in event.sampled] != expected:
             raise InternalError(f"step {event.step} was answered with tokens of other sequences")
         self._running = None
-        self._step_took(event.duration_ns, plan.predicted_ns)
+        self._steps_took((event.duration_ns,), plan.predicted_ns)
         self.cost.observe(batch.load, event.duration_ns)
         emitted, complete = batch.credit(event.sampled, self.roster.ledger, now_ns)
         if emitted:

@@ -55,7 +55,8 @@ class ServiceTimes:
         tokens = min(request.output_tokens_max, OUTPUT_TOKENS_UNKNOWN)
         self._asked_tokens = KEPT_SHARE * self._asked_tokens + tokens
         self._asked = KEPT_SHARE * self._asked + 1.0
-        self._average()
+        if not self._requests:
+            self.mean_output_tokens = round(self._asked_tokens / self._asked)
 
     def completed(self, ended: Ended, request: Request) -> None:
         """Learn from one request that ran to its end."""
@@ -68,7 +69,8 @@ class ServiceTimes:
         self._decode_ns = KEPT_SHARE * self._decode_ns + decode_ns
         self._output_tokens = KEPT_SHARE * self._output_tokens + output
         self._requests = KEPT_SHARE * self._requests + 1.0
-        self._average()
+        self.mean_output_tokens = max(1, round(self._output_tokens / self._requests))
+        self.mean_prefill_tokens = round(self._prefill_tokens / self._requests)
         self._completed += 1
         cut = ended.reason is EndReason.LENGTH
         self._lengths.observe(output, request.slo_class, cut=cut)
@@ -87,13 +89,6 @@ class ServiceTimes:
         if length is None:
             return min(left, max(produced, self.mean_output_tokens)) if produced else left
         return min(left, length - produced if length > produced else max(1, produced))
-
-    def _average(self) -> None:
-        if self._requests:
-            self.mean_output_tokens = max(1, round(self._output_tokens / self._requests))
-            self.mean_prefill_tokens = round(self._prefill_tokens / self._requests)
-        else:
-            self.mean_output_tokens = round(self._asked_tokens / self._asked)
 
     def prefill_ns(self, tokens: int, report: Report | None) -> int:
         """Predicted time to compute so many prompt tokens on a replica that reported this."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 
-from sluice.core.events import Left, QuotaLeft
+from sluice.core.quota import Left, QuotaLeft
 from sluice.executors.stream import Headers
 
 _UNITS_NS = {"d": 86_400 * 10**9, "h": 3600 * 10**9, "m": 60 * 10**9, "s": 10**9, "ms": 10**6}

@@ -121,10 +121,8 @@ class SimulatedExecutor:
             self._tokens(script.start + row.past_tokens + 1, steps)
             for row, script in zip(plan.rows, scripts, strict=True)
         )
-        load, durations_ns = load_of(plan), []
-        for _ in range(steps):
-            durations_ns.append(int(self._times.predict_ns(load)))
-            load = load.one_step_later()
+        load, predict_ns = load_of(plan), self._times.predict_ns
+        durations_ns = [int(predict_ns(load.steps_later(step))) for step in range(steps)]
         return Stretch(tokens, tuple(durations_ns))
 
     def _tokens(self, first: int, count: int) -> Seq[int]:

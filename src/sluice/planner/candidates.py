@@ -12,13 +12,9 @@ from sluice.planner.hardware import Accelerator
 from sluice.planner.names import CannotPlan, NoFleet
 from sluice.planner.plan import TENSOR_TRIED, Plan, plan, plan_with, price_of
 from sluice.planner.question import Question, check
-from sluice.planner.search import simulated
 
 # What costs more than this many times the best is no alternative to it.
 DEARER_MAX = 3.0
-# As many candidates are simulated, each in several runs of a bounded length.
-SIMULATED_MAX = 3
-REQUESTS_MIN, REQUESTS_MAX = 500, 10_000_000
 # What is not faster than this is no reason to pay more.
 FASTER = 0.95
 
@@ -67,21 +63,6 @@ def candidates(
     dearest = DEARER_MAX * rank(found[0])[0]
     near = [each for each in found if rank(each)[0] <= dearest]
     return Candidates(near[0], tuple(_faster(near)), tuple(refused))
-
-
-def with_simulation(found: Candidates, requests: int) -> Candidates:
-    """The best few with the SLO rate that a simulation of so many requests a run finds, in the
-    order that this gives.
-
-    Raises ``CannotPlan`` for a number of requests that says nothing.
-    """
-    if not REQUESTS_MIN <= requests <= REQUESTS_MAX:
-        raise CannotPlan(
-            f"--simulate must be {REQUESTS_MIN:,} to {REQUESTS_MAX:,} requests, not {requests:,}"
-        )
-    plans = [simulated(each, requests) for each in (found.best, *found.others)[:SIMULATED_MAX]]
-    plans.sort(key=cost_rank(plans))
-    return Candidates(plans[0], tuple(plans[1:]), found.refused)
 
 
 def cost_rank(found: Sequence[Plan]) -> Callable[[Plan], tuple[float, float, int]]:

@@ -4,6 +4,7 @@
 holds it to that. Nothing is estimated here that ``plan.py`` did not.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
@@ -43,6 +44,21 @@ def level_of(model: StepModel) -> str:
     name, _ = model.level
     rows = model.fit.levels.rows.get(name, 0)
     return f"{name}, fitted to {rows:,} published rows ({model.fit.kind} fit of {model.fit.date})"
+
+
+def measured_with(model: StepModel) -> str:
+    """Versions of the engine that published rows are of, and when they were fitted."""
+    engine = model.engine_name.split("-", maxsplit=1)[0]
+    versions = [
+        (tuple(map(int, re.findall(r"\d+", version)[:3])), version)
+        for name, _, version in (text.partition(" ") for text in fitted()["engines"])
+        if name.startswith((engine, "tensorrt" if engine == "trtllm" else engine))
+        and re.match(r"\d+\.\d+", version)
+    ]
+    if not versions:
+        return f"fit of {model.fit.date}"
+    first, last = (version.split()[0] for _, version in (min(versions), max(versions)))
+    return f"{engine} {first} to {last}, fit of {model.fit.date}"
 
 
 def _residual_source(model: StepModel, leaned_on: tuple[str, ...]) -> str:

@@ -106,9 +106,9 @@ def speed_of(samples: Sequence[Sample]) -> Speed | None:
     """The speed behind these steps, ``None`` where they are too few to tell."""
     if len(samples) < STEPS_MIN:
         return None
-    coefficients = _fitted(samples)
+    coefficients = fitted((sample.load, sample.wall_ns) for sample in samples)
     kept = [s for s in samples if 1 / RATIO_MAX < _ratio(s, coefficients) < RATIO_MAX]
-    coefficients = _fitted(kept or samples)
+    coefficients = fitted((sample.load, sample.wall_ns) for sample in kept or samples)
     return Speed(
         coefficients,
         array("q", (sample.t_ns for sample in samples)),
@@ -120,10 +120,11 @@ def _ratio(sample: Sample, coefficients: Coefficients) -> float:
     return sample.wall_ns / coefficients.predict_ns(sample.load)
 
 
-def _fitted(samples: Iterable[Sample]) -> Coefficients:
+def fitted(steps: Iterable[tuple[Load, float]]) -> Coefficients:
+    """Coefficients by least squares of relative errors; ``steps`` are loads and nanoseconds."""
     gram = [[1e-9 * (row == column) for column in _DIMENSIONS] for row in _DIMENSIONS]
     moment = [0.0 for _ in _DIMENSIONS]
-    for _, load, wall_ns in samples:
+    for load, wall_ns in steps:
         features = [
             value / typical * 1e6 / wall_ns
             for value, typical in zip((1, *load), TYPICAL, strict=True)

@@ -11,6 +11,7 @@ from sluice.core.admission import NS_PER_S
 from sluice.core.events import Ended
 from sluice.core.request import COMPLETE, EndReason, Request
 from sluice.planner.sketch import Sketch
+from sluice.workload.asks import Ask
 
 # Requests in the order of arrival are counted in so many equal parts, for intervals by batch means.
 BATCHES = 20
@@ -18,12 +19,12 @@ BATCHES = 20
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """One request while it is in the fleet."""
+    """One ask while it is in the fleet; ``request`` is that of the last of its ``tries``."""
 
-    number: int
+    ask: Ask
     request: Request
-    output_tokens: int
     model: str
+    tries: int = 1
     first_ns: int | None = None
     first_tokens: int = 0
     degraded: bool = False
@@ -51,11 +52,13 @@ class Life:
 class Tally:
     """One group of requests. Latencies are those of whole answers, in seconds.
 
-    Clients of ``left`` requests went away before the end.
+    Clients of ``left`` requests went away before the end. ``retries`` counts further tries after a
+    refusal; latencies are those of the last try.
     """
 
     requests: int = 0
     left: int = 0
+    retries: int = 0
     met: int = 0
     refused: int = 0
     failed: int = 0
@@ -153,7 +156,7 @@ class Counting:
         """It was refused."""
         for tally in self._tallies(life, met=False):
             tally.refused += 1
-        if life.number >= self._warm_up:
+        if life.ask.number >= self._warm_up:
             reasons = self.outcome.reasons
             reasons[reason] = reasons.get(reason, 0) + 1
 
@@ -169,7 +172,7 @@ class Counting:
 
     def _tallies(self, life: Life, *, met: bool) -> list[Tally]:
         """The groups of a request, with it in them; none in the warm-up."""
-        counted = life.number - self._warm_up
+        counted = life.ask.number - self._warm_up
         if counted < 0:
             return []
         outcome, request = self.outcome, life.request
@@ -182,6 +185,7 @@ class Counting:
             tally.requests += 1
             tally.met += met
             tally.degraded += life.degraded
+            tally.retries += life.tries - 1
         batch = min(BATCHES - 1, counted * BATCHES // self._counted)
         requests, good = outcome.batches[batch]
         outcome.batches[batch] = (requests + 1, good + met)

@@ -150,21 +150,9 @@ def _with_nearest(question: Question, error: NoFleet) -> NoFleet:
 def plan_with(question: Question, tensor: int, calibration: Calibration | None = None) -> Plan:
     """The plan with this tensor parallelism; ``calibration`` is one that another plan found, and
     is taken where the question has no points of its own. Raises as ``plan`` does."""
-    deployment, name = deployment_of(question, tensor)
-    model, saturated, notes = step_models(deployment, question.engine_name, name)
-    model = replace(model, chunk_tokens=question.chunk_tokens, memory_share=question.memory_share)
-    if saturated is not None:
-        saturated = replace(
-            saturated, chunk_tokens=question.chunk_tokens, memory_share=question.memory_share
-        )
-    model = replace(model, calibration=calibration)
-    if question.points:
-        model = calibrated(model, question.load, question.points)
-        notes = (*notes, *surprises(model, question.load, question.points, SURPRISE))
-    if model.calibration is not None:
-        saturated = None
-    found = estimate(model, question.load, question.targets, saturated=saturated)
+    model, saturated, notes = _models(question, tensor, calibration)
     check_floors(model, question.load, question.targets)
+    found = estimate(model, question.load, question.targets, saturated=saturated)
     if found.slo_rps.estimate <= 0.0:
         raise no_rate(model, question.load, question.targets, found.binding)
     replicas = _replicas_at(question, found.slo_rps.estimate)
@@ -186,8 +174,30 @@ def plan_with(question: Question, tensor: int, calibration: Calibration | None =
         replicas=replicas,
         replicas_low=_replicas_at(question, found.slo_rps.high) or replicas,
         replicas_high=_replicas_at(question, found.slo_rps.low),
-        notes=(*notes, *_warnings(found, question, deployment.precision)),
+        notes=(*notes, *_warnings(found, question, model.deployment.precision)),
     )
+
+
+def _models(
+    question: Question, tensor: int, calibration: Calibration | None
+) -> tuple[StepModel, StepModel | None, tuple[str, ...]]:
+    """As ``step_models``, with the settings of the engine and the points of the question."""
+    deployment, name = deployment_of(question, tensor)
+    plain, saturated, notes = step_models(deployment, question.engine_name, name)
+
+    def tuned(model: StepModel) -> StepModel:
+        return replace(
+            model, chunk_tokens=question.chunk_tokens, memory_share=question.memory_share
+        )
+
+    model = replace(tuned(plain), calibration=calibration)
+    if question.points:
+        model = calibrated(model, question.load, question.points)
+        notes = (*notes, *surprises(model, question.load, question.points, SURPRISE))
+    if model.calibration is not None or saturated is None:
+        # What was measured here says more about saturation than other fleets that were saturated.
+        return model, None, notes
+    return model, tuned(saturated), notes
 
 
 def with_slo_rate(found: Plan, slo_rps: Band, simulation: str) -> Plan:

@@ -93,7 +93,8 @@ class Calibration:
     """Correction of the predicted log step time, straight in the log of concurrency through the
     points, which ``concurrencies`` says where they are.
 
-    ``first_token_factor`` is how many times longer the prefill of a lone request took than
+    ``surprise`` is the largest distance of a point from what was predicted without it, in the log:
+    where the level was far off, so may be the way it goes on. ``first_token_factor`` is how many times longer the prefill of a lone request took than
     predicted.
     """
 
@@ -101,6 +102,7 @@ class Calibration:
     slope: float
     concurrencies: tuple[float, ...]
     sources: tuple[str, ...]
+    surprise: float
     first_token_factor: float = 1.0
 
     def at(self, concurrency: float) -> float:
@@ -110,13 +112,16 @@ class Calibration:
     def half_width(self, concurrency: float) -> float:
         """Half the 80 % band of the log: as sure as measurements repeat at a point, less away."""
         doublings = min(abs(log2(concurrency / each)) for each in self.concurrencies)
-        return CALIBRATED_HALF_WIDTH + CALIBRATED_WIDENING * doublings
+        widening = CALIBRATED_WIDENING + SURPRISED_WIDENING * self.surprise
+        return CALIBRATED_HALF_WIDTH + widening * doublings
 
 
 # Found by predicting curves that were left out of the fit from one of their own points: the error
 # that four of five rows keep within, by doublings of the concurrency away from that point.
 CALIBRATED_HALF_WIDTH = 0.045
 CALIBRATED_WIDENING = 0.04
+# Chosen, not measured: what is nine times off may be so in its launches or in its reading alone.
+SURPRISED_WIDENING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +195,8 @@ class StepModel:
         # The points override the level of what neighbours say; how it goes on from there, nothing
         # says better than they do.
         mean = found.mean + self.calibration.at(concurrency)
-        own = min(half, self.calibration.half_width(concurrency))
+        widest = max(half, self.calibration.surprise / 2.0)
+        own = min(widest, self.calibration.half_width(concurrency))
         return Residual(mean, own, self.calibration.sources)
 
     def step(self, lengths: Lengths, concurrency: float) -> Band:
@@ -219,6 +225,7 @@ class StepModel:
             slope=slope,
             concurrencies=tuple(point.concurrency for point in points),
             sources=tuple(dict.fromkeys(point.source for point in points)),
+            surprise=max(map(abs, ys)),
         )
         return replace(self, calibration=found)
 

@@ -62,7 +62,7 @@ def _count(counting: Counting, pool: SimulatedPool, ask: Ask, request: RecordedR
     """Count one; returns when it was over."""
     made = pool.request(ask, ask.at_ns, ())
     began_ns = made.arrived_ns
-    life = Life(ask.number, made, ask.output_tokens, ask.model, degraded=request.degraded)
+    life = Life(ask, made, ask.model, degraded=request.degraded)
     if request.rejected is not None:
         counting.refused(life, request.rejected.reason)
         return began_ns + request.rejected.t_ns - request.arrived.arrived_ns

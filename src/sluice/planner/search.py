@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, sqrt
 
+from sluice.planner.candidates import Candidates, cost_rank
+from sluice.planner.names import CannotPlan
 from sluice.planner.outcome import Outcome
 from sluice.planner.plan import Plan, with_slo_rate
 from sluice.planner.predict import Band
@@ -25,6 +27,10 @@ STEP = 1.3
 REQUESTS_RULE = 20_000
 PLACES_RULE = 20
 WARM_UP = 0.1
+
+# As many candidates are simulated, each in several runs of a bounded length.
+SIMULATED_MAX = 3
+REQUESTS_MIN, REQUESTS_MAX = 100, 10_000_000
 
 Played = Callable[[float], Outcome]
 
@@ -42,6 +48,21 @@ class Simulated:
         return "; ".join(
             f"{rate:.3g} req/s {share:.1%} ± {half:.1%}" for rate, share, half in self.runs
         )
+
+
+def with_simulation(found: Candidates, requests: int) -> Candidates:
+    """The best few with the SLO rate that a simulation of so many requests a run finds, in the
+    order that this gives.
+
+    Raises ``CannotPlan`` for a number of requests that says nothing.
+    """
+    if not REQUESTS_MIN <= requests <= REQUESTS_MAX:
+        raise CannotPlan(
+            f"--simulate must be {REQUESTS_MIN:,} to {REQUESTS_MAX:,} requests, not {requests:,}"
+        )
+    plans = [simulated(each, requests) for each in (found.best, *found.others)[:SIMULATED_MAX]]
+    plans.sort(key=cost_rank(plans))
+    return Candidates(plans[0], tuple(plans[1:]), found.refused)
 
 
 def simulated(found: Plan, requests: int, seed: int = 0) -> Plan:

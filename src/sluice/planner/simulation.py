@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from math import ceil
 from random import Random
 from typing import assert_never
 
@@ -65,6 +66,7 @@ class KnownCost:
     """Step times that the policy knows exactly: a cost model that has learnt all there is."""
 
     margin = 1.0
+    learns = False
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
@@ -93,7 +95,9 @@ class SimulatedPool:
     ratio: Callable[[int], float] | None = None
     cost: CostState | None = None
 
-    def request(self, ask: Ask, at_ns: int, prompt: tuple[int, ...]) -> Request:
+    def request(
+        self, ask: Ask, at_ns: int, prompt: tuple[int, ...], attempt: int = 1
+    ) -> Request:
         """What the fleet is told at ``at_ns``, by the rules that calls of clients go through."""
         arrived_ns = at_ns - ask.read_ns
         limit = ask.output_tokens_max
@@ -101,7 +105,7 @@ class SimulatedPool:
             limit = max(OUTPUT_TOKENS_MAX_DEFAULT, ask.output_tokens)
         room = self.batching.context_tokens_max - len(prompt)
         call = Call(
-            id=str(ask.number),
+            id=str(ask.number) if attempt == 1 else f"{ask.number}~{attempt}",
             model=self.limits.model,
             arrived_ns=arrived_ns,
             prompt=TokenPrompt(()),
@@ -111,6 +115,7 @@ class SimulatedPool:
             priority=ask.tier,
             may_degrade=ask.may_degrade,
             deadline_ns=None if ask.deadline_ns is None else arrived_ns + ask.deadline_ns,
+            likeness=ask.number + 1,
         )
         return self.classes.request(self.classes.named(call), prompt, max(1, min(limit, room)))
 
@@ -130,6 +135,11 @@ class SimulatedFleet:
         return {pool.limits.model: pool for pool in self.pools}
 
     @property
+    def model_of(self) -> Mapping[str, str]:
+        """The model of each replica."""
+        return {name: pool.limits.model for pool in self.pools for name in pool.limits.replica_ids}
+
+    @property
     def replica_ids(self) -> tuple[str, ...]:
         """All replicas."""
         return tuple(name for pool in self.pools for name in pool.limits.replica_ids)
@@ -139,11 +149,13 @@ class SimulatedFleet:
 class Span:
     """How much is simulated: so many ``requests``, of which the first ``warm_up`` are not counted.
 
-    ``told`` is called with the number of requests that have arrived, now and then.
+    A client that is refused comes back when it was told to, up to ``retries`` times. ``told`` is
+    called with the number of requests that have arrived, now and then.
     """
 
     requests: int
     warm_up: int = 0
+    retries: int = 0
     told: Callable[[int], None] | None = field(default=None, compare=False)
 
 
@@ -216,11 +228,7 @@ class Simulation:
         self._counting = Counting(span.requests, span.warm_up)
         self.outcome = self._counting.outcome
         self._pools = fleet.by_model
-        self._model_of = {
-            replica_id: pool.limits.model
-            for pool in fleet.pools
-            for replica_id in pool.limits.replica_ids
-        }
+        self._model_of = fleet.model_of
         self._span = span
         self._prompts = Prompts()
         self._lives: dict[str, Life] = {}
@@ -284,7 +292,7 @@ class Simulation:
                 models = ", ".join(self._pools)
                 raise BadWorkload(f"a request asks for {model!r}; models are {models}")
             request = pool.request(ask, at_ns, self._prompts.tokens(ask.prompt))
-            self._lives[request.id] = Life(count, request, ask.output_tokens, model)
+            self._lives[request.id] = Life(ask, request, model)
             if ask.leaves_ns is not None:
                 self.virtual.at(at_ns + ask.leaves_ns, Cancelled(request.id))
             yield at_ns, model, request
@@ -338,7 +346,7 @@ class Simulation:
 
     def _output_tokens(self, sequence: SequenceId) -> int | None:
         life = self._lives.get(sequence.request_id)
-        return None if life is None else life.output_tokens
+        return None if life is None else life.ask.output_tokens
 
     # ---------------------------------------------------------------------------------- counting
 
@@ -370,7 +378,7 @@ class Simulation:
             match effect:
                 case Reject():
                     life = self._over(effect.request_id, now_ns)
-                    if life is not None:
+                    if life is not None and not self._comes_back(life, effect, now_ns):
                         self._counting.refused(life, effect.reason)
                 case Fail():
                     life = self._over(effect.request_id, now_ns)
@@ -382,6 +390,17 @@ class Simulation:
                     self._running_ns[effect.replica_id] = now_ns
                 case _:
                     pass
+
+    def _comes_back(self, life: Life, told: Reject, now_ns: int) -> bool:
+        """Let a refused client ask again when it was told to, unless it has had enough."""
+        wait_s, pool = told.retry_after_s, self._pools[life.ask.model or life.model]
+        if wait_s is None or not told.should_retry or life.tries > self._span.retries:
+            return False
+        at_ns = now_ns + ceil(wait_s * NS_PER_S)
+        request = pool.request(life.ask, at_ns, life.request.prompt, life.tries + 1)
+        self._lives[request.id] = Life(life.ask, request, pool.limits.model, life.tries + 1)
+        self.virtual.arrive(at_ns, pool.limits.model, request)
+        return True
 
     def replica_event(
         self, replica_id: str, event: ReplicaEvent, now_ns: int, effects: Sequence[ReplicaEffect]

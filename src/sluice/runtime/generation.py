@@ -236,6 +236,7 @@ Piece = Delta | ChoiceEnded | Finished
 class ModelCard:
     """A model as ``/v1/models`` lists it. ``created_s`` is Unix time.
 
+    ``context_known`` is false where an engine does not tell how much it holds.
     ``fingerprint`` changes with what the same seed may answer differently for: weights, numerics.
     """
 
@@ -244,6 +245,7 @@ class ModelCard:
     context_tokens_max: int
     owned_by: str = "sluice"
     fingerprint: str = ""
+    context_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ others' answers. What a body means is the routes' business.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import TypeVar
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Self, TypeVar
 
 from sluice.core.errors import Overloaded
 from sluice.server.limits import Limits
@@ -35,6 +35,12 @@ class Account:
         self._bodies = bodies
         self.held_bytes = 0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bodies.held_bytes -= self.held_bytes
+
     def grow(self, size: int) -> None:
         """The body has ``size`` bytes by now. Raises ``Overloaded`` where that is too much."""
         if size > SMALL_BYTES_MAX:
@@ -51,14 +57,9 @@ class Bodies:
         self._threads = asyncio.Semaphore(_THREADS_MAX)
         self._alone = asyncio.Semaphore(1)
 
-    @contextmanager
-    def account(self) -> Iterator[Account]:
-        """Account for one body until it has become a call or was refused."""
-        account = Account(self)
-        try:
-            yield account
-        finally:
-            self.held_bytes -= account.held_bytes
+    def account(self) -> Account:
+        """Account for one body until it has become a call or was refused: a context."""
+        return Account(self)
 
     def take(self, size: int) -> None:
         """Hold more bytes. Raises ``Overloaded``, holding nothing, beyond the limit."""

@@ -72,9 +72,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
         self.headers: Headers = scope["headers"]
-        self._values: dict[bytes, list[bytes]] = {}
-        for name, value in self.headers:
-            self._values.setdefault(name, []).append(value)
+        self._fields: dict[bytes, bytes] = dict(self.headers)
         # ``serve`` notes when the first byte of the request came; another ASGI host does not.
         self.arrived_ns: int = scope.get("state", {}).get("arrived_ns", now_ns)
         self.call_id = call_id
@@ -92,17 +90,21 @@ class Exchange:
 
     def header(self, name: bytes) -> str | None:
         """Value of a header, ``None`` where it is absent. Raises ``InvalidRequest`` for two."""
-        values = self._values.get(name)
-        if values is None:
+        value = self._fields.get(name)
+        if value is None:
             return None
-        if len(values) > 1:
+        if len(self.header_values(name)) > 1:
             told = name.decode()
             raise InvalidRequest(f"The header {told} was sent more than once.", param=told)
-        return values[0].decode("latin-1").strip()
+        return value.decode("latin-1").strip()
 
     def header_values(self, name: bytes) -> list[bytes]:
         """All values of a header; names are lower case."""
-        return self._values.get(name, [])
+        if name not in self._fields:
+            return []
+        if len(self._fields) == len(self.headers):
+            return [self._fields[name]]
+        return [value for key, value in self.headers if key == name]
 
     def _require_json(self) -> None:
         """Refuse a body that does not say that it is plain JSON in UTF-8.

@@ -53,10 +53,12 @@ async def metrics(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
 
 
 def _card_json(card: ModelCard) -> Json:
-    return {
+    told: Json = {
         "id": card.id,
         "object": "model",
         "created": card.created_s,
         "owned_by": card.owned_by,
-        "max_model_len": card.context_tokens_max,
     }
+    if card.context_known:
+        told["max_model_len"] = card.context_tokens_max
+    return told

@@ -9,6 +9,7 @@ where admission compared numbers.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, assert_never
 
 import msgspec
@@ -228,6 +229,7 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
+@lru_cache(256)
 def header_text(text: str) -> bytes:
     """Text as a header value: printable ASCII only, so that no message can add a header."""
     if text.isascii() and text.isprintable():

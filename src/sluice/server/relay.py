@@ -170,10 +170,10 @@ def _read_for_engine(exchange: Exchange, gateway: Gateway, body: bytes) -> _Hear
     try:
         model = _value_of(_members_of(body)["model"])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
-        raise InvalidRequest(
-            "The body must be a JSON object with a model.", param="model"
-        ) from None
-    exchange.model = str(model)
+        model = None
+    if not isinstance(model, str):
+        raise InvalidRequest("The body must be a JSON object with a model.", param="model")
+    exchange.model = model
     if any(card.id == model for card in gateway.models()):
         path = exchange.path.decode("latin-1")
         raise InvalidRequest(f"{model} has no {path}: it generates text.", param="model")
@@ -209,7 +209,7 @@ def _raw(exchange: Exchange, members: Members, body: bytes, surface: Surface[Any
         path=exchange.path.decode("latin-1"),
         body=body,
         fields=members,
-        streamed=_member(members, "stream", bool) is True,
+        streamed=_is_streamed(members),
         shows_usage=options is not None and options.get("include_usage") is True,
         headers=headers,
         understand=understand,
@@ -231,6 +231,14 @@ def _call(exchange: Exchange, members: Members, raw: RawPrompt) -> Call:
     return call_for(
         exchange, known, raw, _TEXT, choices=choices, output_tokens_max=output_tokens_max
     )
+
+
+def _is_streamed(members: Members) -> bool:
+    """Whether a stream is asked for. Raises ``InvalidRequest`` where engines may differ on that."""
+    asked = _member(members, "stream", bool)
+    if asked is None and bytes(members.get("stream", b"null")) != b"null":
+        raise InvalidRequest("stream must be true or false.", param="stream")
+    return asked is True
 
 
 def _prompts(members: Members) -> int:

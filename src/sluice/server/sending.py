@@ -27,11 +27,11 @@ class Sender:
         if cycle.disconnected:
             return
         if not cycle.response_started:
-            self._start(message["status"], message["headers"])
+            self._start(message["status"], message.get("headers", []))
         elif cycle.response_complete:
             raise RuntimeError("the answer is complete")
         else:
-            self._write(message["body"], is_last=not message["more_body"])
+            self._write(message.get("body", b""), is_last=not message.get("more_body", False))
 
     def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         cycle = self._cycle

@@ -34,6 +34,8 @@ _BACKLOG = 2048
 _IDLE_S_MAX = 75
 _HEAD_S_MAX = 15.0
 _CLOSE_S_MAX = 5
+# How often a connection looks at least whether it waits for too long.
+_LOOK_S = 5.0
 # A refused body is read to its end, so that the client gets to see the refusal, up to this size.
 _DISCARDED_BYTES_MAX = 64 * 1024**2
 # Each header costs work of its own, however short it is.
@@ -185,6 +187,7 @@ class Protocol(HttpToolsProtocol):
         self._trailer_bytes = 0
         self._discarded_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._due_at: float | None = None
         self._unanswered: list[Any] = []
         self._watchers: dict[Any, Callable[[], None]] = {}
 
@@ -204,6 +207,8 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of the connection."""
         self._stop_waiting()
+        if self._timer is not None:
+            self._timer.cancel()
         self._unset_keepalive_if_required()
         for cycle in self._unanswered:
             if not cycle.response_complete:
@@ -373,13 +378,30 @@ class Protocol(HttpToolsProtocol):
         self._answer_and_close(problem_of(error), 431)
 
     def _wait(self, seconds: float) -> None:
-        self._stop_waiting()
-        self._timer = self.loop.call_later(seconds, self._give_up)
+        """Give up after so long, unless something else is waited for, or nothing, by then.
+
+        The timer is kept over many short waits: to set one costs more than to look at a clock.
+        """
+        self._due_at = due_at = self.loop.time() + seconds
+        if self._timer is None or self._timer.when() > due_at:
+            self._set_timer(min(seconds, _LOOK_S))
 
     def _stop_waiting(self) -> None:
+        self._due_at = None
+
+    def _set_timer(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = self.loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._due_at is not None:
+            left_s = self._due_at - self.loop.time()
+            if left_s <= 0:
+                self._give_up()
+            else:
+                self._set_timer(min(left_s, _LOOK_S))
 
     def _give_up(self) -> None:
         """Close; where the client has not read what was sent, closing would wait for it."""

@@ -177,15 +177,17 @@ class Metrics:
 
         ``tpot_s`` is ``None`` for an answer of one chunk.
         """
-        key = (model,)
-        self._add("sluice_requests_ended_total", (model, reason), 1)
-        self._add("sluice_prompt_tokens_total", key, usage.prompt_tokens)
-        self._add("sluice_cached_tokens_total", key, usage.cached_tokens)
+        key, counts = (model,), self._counts
+        counts["sluice_requests_ended_total"][model, reason] += 1
+        counts["sluice_prompt_tokens_total"][key] += usage.prompt_tokens
+        counts["sluice_cached_tokens_total"][key] += usage.cached_tokens
         uncounted = max(0, usage.completion_tokens - tokens_counted)
-        self._add("sluice_generated_tokens_total", key, uncounted)
+        counts["sluice_generated_tokens_total"][key] += uncounted
         in_phases = _phase_seconds(phases)
+        phase_seconds = counts["sluice_phase_seconds_total"]
         for phase, seconds in in_phases.items():
-            self._add("sluice_phase_seconds_total", (model, phase), seconds)
+            if seconds:
+                phase_seconds[model, phase] += seconds
         self._times["sluice_e2e_seconds"][key].observe(sum(in_phases.values()))
         self._times["sluice_queue_seconds"][key].observe(in_phases[Phase.QUEUE])
         if tpot_s is not None:

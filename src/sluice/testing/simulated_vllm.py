@@ -130,8 +130,9 @@ class SimulatedVllm:
         asked = _asked(fields, chat="chat" in received.path)
         room = self.speed.context_tokens
         if asked.prompt_tokens + asked.tokens > room:
-            message = f"This model's maximum context length is {room} tokens."
-            return whole(error_body(message, "BadRequestError", 400), 400)
+            return _wrong(f"This model's maximum context length is {room} tokens.")
+        if asked.tokens < 1:
+            return _wrong("max_tokens must be at least 1.")
         return self._served(asked)
 
     def _served(self, asked: _Asked) -> Generator[Act]:
@@ -185,6 +186,10 @@ class SimulatedVllm:
         else:
             choice["text"] = text
         yield from whole(msgspec.json.encode({**_STAMP, "choices": [choice], "usage": asked.usage}))
+
+
+def _wrong(message: str) -> Script:
+    return whole(error_body(message, "BadRequestError", 400), 400)
 
 
 def _event(asked: _Asked, text: str, finish: str | None) -> bytes:

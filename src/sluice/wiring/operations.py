@@ -7,7 +7,7 @@ without a restart is decided in ``config.changes``.
 
 import asyncio
 import logging
-import uuid
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -57,7 +57,10 @@ class RunningServer:
         self._remote_ids = RemoteIds()
         for name, section in models_of(loaded.settings).items():
             self._remote_ids.of(name, section)
-        self._sources = Sources(wall_s, monotonic_ns, lambda: uuid.uuid4().hex, __version__)
+        chance = random.Random()  # noqa: S311 - ids need to differ, not to be secret
+        self._sources = Sources(
+            wall_s, monotonic_ns, lambda: f"{chance.getrandbits(128):032x}", __version__
+        )
         self.app = CurrentApp(self.section, self._make_app)
 
     @property

@@ -32,8 +32,9 @@ RemoteLaunch = Callable[[str, RemoteListener], RemoteReplica]
 
 def remote_model(name: str, section: ModelSection, settings: Settings) -> RemoteModel:
     """The model as the gateway counts its calls."""
-    context = section.context_tokens_max or CONTEXT_TOKENS_UNKNOWN
-    card = ModelCard(id=name, created_s=int(wall_s()), context_tokens_max=context)
+    given = section.context_tokens_max
+    context = given or CONTEXT_TOKENS_UNKNOWN
+    card = ModelCard(name, int(wall_s()), context, context_known=given is not None)
     return RemoteModel(card, ServiceClasses(settings.slo, settings.tenants, section.slo))
 
 

@@ -1,0 +1,32 @@
+"""What replicas and their operator tell, taken in where it belongs.
+
+Called by ``core/fleet.py``. Nothing follows from it at once but what the next dispatch finds.
+"""
+
+from typing import assert_never
+
+from sluice.core.events import QuotaTold, ReplicaDraining, ReplicaReady, ReplicaReported
+from sluice.core.fleet_replica import FleetReplica
+from sluice.core.lifecycle import ReplicaState
+from sluice.core.pools import Pool
+
+News = ReplicaReady | ReplicaReported | QuotaTold | ReplicaDraining
+
+
+def hear(pool: Pool, replica: FleetReplica, news: News, now_ns: int) -> None:
+    """Take in what is told of a replica of this pool."""
+    match news:
+        case ReplicaReady():
+            if replica.state is not ReplicaState.STOPPED:
+                replica.serve(news.limits, now_ns)
+                pool.load_ns = now_ns - replica.started_ns
+        case ReplicaReported():
+            if replica.state is ReplicaState.READY:
+                replica.reported(news.report, now_ns)
+                pool.service.reported(news.report)
+        case QuotaTold():
+            replica.told(news.left, news.request_id, now_ns)
+        case ReplicaDraining():
+            replica.draining = news.on
+        case _:
+            assert_never(news)

@@ -1,0 +1,122 @@
+"""Recorded traffic as a workload: what a journal tells, and what it leaves open."""
+
+import msgspec
+import pytest
+
+from sluice.core.events import Submitted
+from sluice.core.request import Request
+from sluice.planner.recorded import BLOCK_TOKENS, read_recorded
+from sluice.planner.replaying import RecordedTraffic
+from sluice.telemetry.journal_file import JournalFile
+from sluice.telemetry.records import (
+    PolicyRecord,
+    ReplicaChanged,
+    RequestArrived,
+    RequestEnded,
+    RequestRejected,
+)
+from sluice.workload.asks import BadWorkload
+
+MS = 1_000_000
+READY = ReplicaChanged(0, "m-0", "m", "ready", "", 1, 4096, 32, 512, 8)
+
+
+def arrived(number, prompt=100, **fields):
+    at_ns = 1000 * MS + 100 * MS * number
+    defaults = {"tier": 1, "slo_class": "chat", "overload": ("queue", "refuse")}
+    return RequestArrived(at_ns + MS, f"r{number}", "m", at_ns, prompt, 64, **(defaults | fields))
+
+
+def ended(number, reason="stop", tokens=20):
+    at_ns = 1000 * MS + 100 * MS * number
+    return RequestEnded(
+        at_ns + 900 * MS, f"r{number}", "m", reason, at_ns, "m-0", 1, 100, 0, tokens
+    )
+
+
+def submitted(number, prompt, **fields):
+    at_ns = 1000 * MS + 100 * MS * number
+    request = Request(f"r{number}", at_ns, prompt, 64, slo_class="chat", **fields)
+    payload = msgspec.msgpack.encode(Submitted(request))
+    return PolicyRecord(at_ns + 2 * MS, "m-0", "event", "Submitted", payload)
+
+
+def read(folder, *records):
+    journal = JournalFile(folder, "test")
+    for record in (READY, *records):
+        journal.append(record)
+    journal.close()
+    return read_recorded(folder)
+
+
+def test_requests_come_as_they_did_and_are_as_long_as_they_were(tmp_path):
+    recorded = read(tmp_path, arrived(0), arrived(1, 50), ended(0), ended(1, "length", 64))
+    first, second = recorded.asks(1)
+    assert (first.at_ns, second.at_ns, first.read_ns) == (0, 100 * MS, MS)
+    assert [ask.prompt_tokens for ask in (first, second)] == [100, 50]
+    assert [ask.output_tokens for ask in (first, second)] == [20, 64]
+    assert second.slo_class == "chat"
+    assert recorded.models["m"][0].limits.blocks_total == 512
+
+
+def test_what_is_not_known_is_drawn_from_others_of_the_class(tmp_path):
+    recorded = read(
+        tmp_path,
+        arrived(0),
+        arrived(1, 0),  # refused before it was tokenised
+        arrived(2, 70, slo_class="batch"),
+        ended(0, tokens=33),
+        RequestRejected(1200 * MS, "r1", "m", 429, "queue_full", 1.0, 1.0),
+        ended(2, tokens=55),
+    )
+    asks = list(recorded.asks(1))
+    assert (asks[1].prompt_tokens, asks[1].output_tokens) == (100, 33)
+    assert (asks[2].prompt_tokens, asks[2].output_tokens) == (70, 55)
+
+
+def test_a_client_that_left_leaves_again(tmp_path):
+    recorded = read(tmp_path, arrived(0), arrived(1), ended(0), ended(1, "cancelled", 3))
+    _, second = recorded.asks(1)
+    assert second.leaves_ns == 899 * MS  # after it came to the fleet
+    assert second.output_tokens == 20
+
+
+def test_common_beginnings_become_shared_parts(tmp_path):
+    common = tuple(range(2 * BLOCK_TOKENS))
+    prompts = [(*common, *range(1000 * n, 1000 * n + 36)) for n in (1, 2)]
+    recorded = read(
+        tmp_path,
+        *(record for n in (0, 1) for record in (arrived(n), submitted(n, prompts[n]), ended(n))),
+    )
+    first, second = recorded.asks(1)
+    assert first.prompt[:2] == second.prompt[:2]
+    assert first.prompt[2] != second.prompt[2]
+    assert first.prompt_tokens == second.prompt_tokens == 100
+
+
+def test_targets_of_classes_and_own_wishes_of_clients_are_told_apart(tmp_path):
+    targets = {"tpot_ns": 50 * MS, "quantile": 0.9, "tier": 1}
+    records = [
+        record
+        for n, tier in ((0, 1), (1, 0))
+        for record in (
+            arrived(n, tier=tier),
+            submitted(n, (1,), ttft_due_ns=2000 * MS + 100 * MS * n, **targets),
+            ended(n),
+        )
+    ]
+    recorded = read(tmp_path, *records)
+    chat = recorded.classes["chat"]
+    assert (chat.ttft_s, chat.tpot_s, chat.percentile, chat.tier) == (1.0, 0.05, 90.0, 1)
+    usual, urgent = RecordedTraffic(recorded, recorded.classes).asks(1)
+    assert (usual.tier, urgent.tier) == (None, 0)
+    assert usual.may_degrade
+
+
+def test_a_journal_without_a_replica_cannot_be_replayed(tmp_path):
+    journal = JournalFile(tmp_path, "test")
+    for record in (arrived(0), arrived(1)):
+        journal.append(record)
+    journal.close()
+    with pytest.raises(BadWorkload, match="2 requests and 0 replicas"):
+        read_recorded(tmp_path)
