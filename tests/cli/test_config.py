@@ -110,3 +110,17 @@ def test_default_prints_toml(capsys):
 def test_a_set_option_without_value_is_bad_input(capsys):
     assert run(["config", "check", "--set", "server"]) == 2
     assert "KEY=VALUE" in capsys.readouterr().err
+
+
+def test_check_reads_the_certificate(tmp_path, capsys):
+    files = [tmp_path / "cert.pem", tmp_path / "key.pem"]
+    for file in files:
+        file.write_text("no certificate")
+    options = [
+        f"--set=server.tls_{kind}_file={file}"
+        for kind, file in zip(("cert", "key"), files, strict=True)
+    ]
+    assert run(["config", "check", *options]) == 1
+    assert "are not a certificate chain and its unencrypted key" in capsys.readouterr().out
+    assert run(["config", "check", options[0]]) == 1
+    assert "set both or neither" in capsys.readouterr().out

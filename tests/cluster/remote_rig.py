@@ -185,11 +185,13 @@ async def read(connection: Connection) -> Seen:
 class Settings:
     """Settings of one model ``m``; ``text`` is added to its table, ``tables`` behind it.
 
-    ``deadline_s`` bounds the time to a first token, between two events and to a whole answer.
+    ``deadline_s`` bounds the time to a first token, between two events and to a whole answer;
+    ``whole_s`` replaces it for that.
     """
 
     engine: str = "vllm"
     deadline_s: float = FIRST_TOKEN_S
+    whole_s: float | None = None
     text: str = ""
     tables: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -209,7 +211,7 @@ probe = "100ms"
 connect_max = "2s"
 first_token_max = "{self.deadline_s}s"
 silence_max = "{self.deadline_s}s"
-whole_max = "{self.deadline_s}s"
+whole_max = "{self.whole_s or self.deadline_s}s"
 {self.text}
 {self.tables}
 """

@@ -8,6 +8,8 @@ from hashlib import sha256
 
 import pytest
 
+from sluice.telemetry.journal import JournalReader
+from sluice.telemetry.life import find_life
 from sluice.testing.engine_answers import DONE, delta, error_body, usage_event
 from sluice.testing.simulated_vllm import SimulatedVllm, Speed, text_of
 from sluice.testing.upstream import (
@@ -68,8 +70,16 @@ def test_d12_both_fail_early_and_the_client_gets_no_stream(tmp_path):
             assert seen.headers["content-type"] == "application/json"
             assert seen.headers["retry-after"] == "3"
             assert seen.error["code"] == "upstream_busy"
+            return seen.headers["x-request-id"]
 
-    run(check)
+    life = find_life(JournalReader(tmp_path / "journal"), run(check))
+    assert life is not None
+    assert [(one.replica, one.attempt, one.error) for one in life.decisions] == [
+        ("m-0", 1, ""),
+        ("m-0", 1, "m-0: the engine failed, status 500"),
+        ("m-1", 2, ""),
+        ("m-1", 2, "m-1: busy, status 503"),
+    ]
 
 
 def test_d12_the_second_answers_with_one_role_and_one_id(tmp_path):
@@ -246,6 +256,26 @@ def test_a_replica_that_hangs_is_left_for_another_one(tmp_path):
             before = hits(one)[0]
             assert await load(one, 60, at_once=6, max_tokens=2) == {"200": 60}
             assert hits(one)[0] - before <= 12
+            one.upstreams[0].release()
+
+    run(check)
+
+
+def test_what_a_hung_engine_holds_goes_elsewhere_though_nothing_bounds_the_answer(tmp_path):
+    hangs = False
+
+    def route(received: Received) -> Script:
+        return (Hold(),) if hangs else well(received) or (Hold(),)
+
+    settings = Settings(deadline_s=0.3, whole_s=60)
+
+    async def check():
+        nonlocal hangs
+        async with front(tmp_path, route, SimulatedVllm().route, settings=settings) as one:
+            asked = asyncio.ensure_future(one.ask(streamed=False, max_tokens=2))
+            await one.upstreams[0].until(lambda: hits(one)[0] == 1)
+            hangs = True
+            assert ((await asked).status, hits(one)) == (200, [1, 1])
             one.upstreams[0].release()
 
     run(check)

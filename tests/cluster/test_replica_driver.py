@@ -27,7 +27,8 @@ from sluice.runtime.messages import (
     ToReplica,
 )
 from sluice.runtime.output import OutputRules
-from sluice.runtime.realtime import ReplicaDriver, record_nothing
+from sluice.runtime.realtime import ReplicaDriver
+from sluice.runtime.surroundings import record_nothing
 from sluice.testing.executors import FakeExecutor
 
 LIMITS = BatchingLimits(200, 4, 50, sequences_max=4)

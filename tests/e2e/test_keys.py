@@ -4,8 +4,9 @@ import os
 
 import pytest
 
+from sluice.telemetry.journal import JournalReader
 from tests.e2e.clients import CHAT, COMPLETIONS, ask, post
-from tests.e2e.processes import ServerProcess
+from tests.e2e.processes import ServerProcess, eventually
 
 pytestmark = pytest.mark.model
 
@@ -85,3 +86,30 @@ def test_keys_appear_nowhere(guarded: ServerProcess):
     for secret in (KEY, ADMIN):
         assert secret not in guarded.output
         assert secret not in metrics
+
+
+def test_what_clients_send_and_get_is_in_no_log_and_no_journal(guarded: ServerProcess):
+    right = {"authorization": f"Bearer {KEY}"}
+    mark = "xyzzy-plugh"
+    chat = {"model": "tiny", "max_tokens": 8, "messages": [{"role": "user", "content": mark}]}
+    said = post(guarded.target, CHAT, {**chat, "logprobs": True}, right).text
+    # A grammar makes the output known: it is searched for like the prompt.
+    schema = {"type": "object", "properties": {mark: {"const": mark}}, "required": [mark]}
+    form = {"type": "json_schema", "json_schema": {"name": "m", "strict": True, "schema": schema}}
+    forced = post(guarded.target, CHAT, {**chat, "max_tokens": 60, "response_format": form}, right)
+    assert mark in forced.text
+    wrong = {"stop": [mark] * 99, "temperature": mark, "messages": mark, "response_format": mark}
+    for field, value in wrong.items():
+        refused = post(guarded.target, CHAT, {**chat, field: value}, right)
+        assert refused.status == 400
+        assert mark not in refused.body.decode()
+    assert post(guarded.target, COMPLETIONS, {"model": "tiny", "prompt": mark * 9999}, right).status
+    eventually(lambda: len(written(guarded)) > 10)
+    for text in (guarded.output, *written(guarded)):
+        assert mark not in text
+        assert len(said) < 20 or said not in text
+
+
+def written(server: ServerProcess) -> list[str]:
+    """The records of all its processes that are on disk."""
+    return [repr(entry.record) for entry in JournalReader(server.journal).entries()]

@@ -54,16 +54,32 @@ def test_a_step_returns_when_its_predicted_time_is_over(executor, clock):
 
 def test_what_the_process_needs_between_steps_does_not_slow_them(executor, clock):
     executor.run(step(3))
-    clock.move(LAG_NS_MAX)
+    clock.move(15 * MS)
     assert executor.run(step(4)).duration_ns == 20 * MS
     assert clock.now_ns == 1040 * MS
+    clock.move(30 * MS)  # longer than a step: the next ones make up for it
+    executor.run(step(5))
+    executor.run(step(6))
+    assert clock.now_ns == 1080 * MS
 
 
-def test_a_step_after_a_pause_begins_when_it_is_asked_for(executor, clock):
+def test_time_that_a_busy_machine_cannot_make_up_for_is_lost_and_told(executor, clock):
     executor.run(step(3))
-    clock.move(LAG_NS_MAX + 1)
-    executor.run(step(4))
-    assert clock.now_ns == 1040 * MS + LAG_NS_MAX + 1
+    clock.move(LAG_NS_MAX + 7 * MS)
+    assert executor.run(step(4)).duration_ns == 27 * MS
+    for number in range(5, 9):  # no time is needed between these
+        executor.run(step(number))
+    assert clock.now_ns == (1020 + 7 + 5 * 20) * MS
+
+
+def test_a_step_of_others_begins_when_it_is_asked_for(executor, clock):
+    executor.run(step(3))
+    clock.move(3 * MS)
+    other = SequenceId("s", 0)
+    executor.open_sequence(other, Sampling(temperature=0.0), (1, 2, 3))
+    plan = Plan(2, (Row(other, (1,), 3, tuple(range(64)), sample=True),), 0)
+    assert executor.run(plan).duration_ns == 20 * MS
+    assert clock.now_ns == 1043 * MS
 
 
 def test_answers_end_by_themselves_and_equal_requests_alike(executor):

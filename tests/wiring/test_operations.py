@@ -1,5 +1,6 @@
 """A server whose settings change while requests run, over HTTP, with a file on disk."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -320,3 +321,18 @@ def test_tls_cannot_be_switched_while_the_server_runs(run, tmp_path):
     answer = running.reload(server=files)
     assert answer.json()["needs_restart"] == ["server.tls_cert_file", "server.tls_key_file"]
     assert running.complete().status == 200
+
+
+def test_a_server_that_others_reach_does_not_lose_its_last_key(tmp_path):
+    (tmp_path / "keys").write_text("sk-1")
+    file = tmp_path / "sluice.toml"
+    open_to_others = '[server]\nlisten = "0.0.0.0:0"\n'
+    file.write_text(f"{open_to_others}api_key_file = '{tmp_path / 'keys'}'")
+    read = partial(load_settings, file, (), {})
+    loaded = read()
+    transport = Transport.of(loaded.settings.server)
+    running = RunningServer(OverloadRig(time.monotonic_ns).gateway, loaded, read, transport)
+    file.write_text(open_to_others)
+    with pytest.raises(ConfigError, match="no API key is set"):
+        asyncio.run(running.reload())
+    assert running.section.api_key_digests == (digest("sk-1"),)

@@ -50,12 +50,15 @@ class Relay:
             try:
                 piece = await turn.piece()
             except UpstreamError as error:
-                self._present, self._fault = None, error
-                turn.on_failed(turn, error)
-                continue
-            if piece is None:
+                fault: UpstreamError | None = error
+            else:
+                fault = turn.broken
+                if piece is not None:
+                    return piece
+            if fault is None:
                 raise StopAsyncIteration
-            return piece
+            self._present, self._fault = None, fault
+            turn.on_failed(turn, fault)
         if self._fault is not None:
             raise error_for_client(self._fault) from self._fault
         raise StopAsyncIteration
@@ -91,6 +94,7 @@ class Turn:
     tokens: int = 0
     cut: bool = False
     left: bool = False
+    broken: UpstreamError | None = None
     expiry: asyncio.TimerHandle | None = None
     _opening: asyncio.Task[Any] | None = None
     _answer: Answer | None = None
@@ -111,6 +115,11 @@ class Turn:
             self._answer.close()
         elif self._opening is not None:
             self._opening.cancel()
+
+    def break_off(self, error: UpstreamError) -> None:
+        """Stop it: its engine is taken for dead, and its reader is to know."""
+        self.broken = error
+        self.leave()
 
     async def piece(self) -> tuple[bytes, bool] | None:
         """The next bytes to pass on, and whether they are the last; ``None`` where it was left.

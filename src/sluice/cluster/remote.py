@@ -26,6 +26,7 @@ from sluice.executors.stream import (
     Gauges,
     Headers,
     Health,
+    Lost,
     Probe,
     StreamExecutor,
     UpstreamError,
@@ -120,6 +121,7 @@ class RemoteReplica:
         self._started_ns: int | None = None  # while it is asked for and does not serve
         self._serves = False
         self._faults = 0
+        self._parted_ns = 0
         self._blocks = 0
         self.was_probed = False
 
@@ -158,11 +160,25 @@ class RemoteReplica:
                 self._listener.received(self.replica_id, [Load(report)])
             return
         self._faults += 1
+        self._give_up_hung(probe.at_ns)
         if self._serves and self._faults >= _FAULTS_MAX:
             self._serves = False
+            self._parted_ns = probe.at_ns
             self._listener.parted(self.replica_id, probe.fault)
         elif not self.was_probed:
             _log.warning("replica %s does not serve yet: %s", self.replica_id, probe.fault)
+
+    def _give_up_hung(self, at_ns: int) -> None:
+        """Break off what an engine does not answer that has answered no probe for long.
+
+        A stream that has begun has a deadline of its own, and may still be going on.
+        """
+        silence_s = self._terms.deadlines.silence_s
+        if self._serves or silence_s is None or at_ns - self._parted_ns < silence_s * 1e9:
+            return
+        why = f"it has not answered probes for {silence_s:g} s"
+        for turn in [one for one in self._turns.values() if one.first_ns is None]:
+            turn.break_off(Lost(self.replica_id, why))
 
     async def _became_ready(self, started_ns: int) -> None:
         facts = await self._engine.facts()

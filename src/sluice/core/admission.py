@@ -80,6 +80,16 @@ def never_runs(request: Request, limits: ReplicaLimits) -> Refusal | None:
     return None
 
 
+def unservable(request: Request, limits: ReplicaLimits) -> str:
+    """Why a replica cannot serve what it was given, empty if it can. The fleet checks it first."""
+    if not request.prompt or request.choices < 1 or request.output_tokens_max < 1:
+        return "a request needs a prompt token, a choice and an output token at least"
+    never = never_runs(request, limits)
+    if never is None:
+        return ""
+    return f"{never.reason}: asked for {never.measured:.0f}, held are {never.threshold:.0f}"
+
+
 def reject(request_id: str, refusal: Refusal, chance: Random) -> Reject:
     """The refusal as it is told to the client: its wait is stretched at random, never shortened."""
     retry_after_s = None

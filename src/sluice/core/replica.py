@@ -13,7 +13,7 @@ the runtime's: it says so in ``Sampled.stop``.
 from collections.abc import Iterable
 from typing import assert_never
 
-from sluice.core.admission import never_runs
+from sluice.core.admission import unservable
 from sluice.core.batch import Batch, Stretch
 from sluice.core.batching import Batching
 from sluice.core.costmodel import RATIO_MAX, CostModel
@@ -23,7 +23,6 @@ from sluice.core.events import (
     Drained,
     Draining,
     Emit,
-    Interrupt,
     ReplicaEffect,
     ReplicaEvent,
     RunStep,
@@ -38,12 +37,13 @@ from sluice.core.expiries import Expiries
 from sluice.core.interruption import Interruption
 from sluice.core.lifecycle import SequenceState
 from sluice.core.request import EndReason, Request
-from sluice.core.roster import BatchingLimits, BatchingPolicy
+from sluice.core.roster import BatchingLimits
 from sluice.core.sequence import Generation, Sequence, generation_of
 from sluice.core.step import Plan
 
 Effects = list[ReplicaEffect]
 
+_DRAINING = "the replica is draining and takes no further request"
 STEPS_KEPT = 8  # memory of the mean duration of a step
 
 
@@ -61,8 +61,7 @@ class Replica:
         self._generations: dict[str, Generation] = {}
         self._expiries = Expiries()
         self._running: tuple[Plan, Batch] | None = None
-        self._started_ns = 0
-        self._interruption = Interruption() if limits.policy is BatchingPolicy.SLO else None
+        self._interruption = Interruption(limits.policy)
         self._steps = 0
         self._step_ns = 0
         self._sequences_seen = 0
@@ -94,7 +93,7 @@ class Replica:
         if self._running is None:
             batch = self._batching.plan(now_ns)
             if batch is not None:
-                self._started_ns = now_ns
+                self._interruption.began(now_ns)
                 effects.append(self._run(batch))
         effects.append(self._batching.report(self._step_ns, new=isinstance(event, Submitted)))
         drain_ns = self._drain_ns if self._generations else None
@@ -129,16 +128,16 @@ class Replica:
             raise InternalError(f"a stretch of {steps} steps is beyond the horizon")
         self._steps += steps - 1
         self._steps_took(stretch.durations_ns, self._running[0].predicted_ns)
-        self._started_ns += sum(stretch.durations_ns)
         return self._run(self._batching.skip(self._running[1], stretch))
 
     # ------------------------------------------------------------------------------- submission
 
     def _submit(self, request: Request, now_ns: int, effects: Effects) -> None:
+        limits = self.limits.replica
         if request.id in self._generations:
             raise InternalError(f"request {request.id} was submitted twice")
         generation = generation_of(request, now_ns, self._sequences_seen)
-        error = self._refusal(request)
+        error = _DRAINING if self._drain_ns is not None else unservable(request, limits)
         if error:
             reason = EndReason.FAILED if self._drain_ns is None else EndReason.SHUTDOWN
             effects.append(generation.ending(reason, error, now_ns))
@@ -148,18 +147,8 @@ class Replica:
         self._expiries.add(request)
         for sequence in generation.sequences:
             self.roster.enter(sequence)
-        effects += self._interrupt(generation.sequences[0], now_ns)
-
-    def _refusal(self, request: Request) -> str:
-        """Why the request cannot be served here, empty if it can. The fleet checks this first."""
-        if self._drain_ns is not None:
-            return "the replica is draining and takes no further request"
-        if not request.prompt or request.choices < 1 or request.output_tokens_max < 1:
-            return "a request needs a prompt token, a choice and an output token at least"
-        never = never_runs(request, self.limits.replica)
-        if never is None:
-            return ""
-        return f"{never.reason}: asked for {never.measured:.0f}, held are {never.threshold:.0f}"
+        newcomer = generation.sequences[0]
+        effects += self._interruption.for_newcomer(newcomer, self._running, self.roster, now_ns)
 
     # ------------------------------------------------------------------------------------ steps
 
@@ -175,8 +164,7 @@ class Replica:
         for duration_ns in durations_ns:
             bounded_ns = min(duration_ns, int(RATIO_MAX * (mean_ns or predicted_ns)))
             mean_ns = mean_ns + (bounded_ns - mean_ns) // STEPS_KEPT if mean_ns else bounded_ns
-            if self._interruption is not None:
-                self._interruption.took(mean_ns)
+            self._interruption.took(duration_ns)
         self._step_ns = mean_ns
 
     def _finished_step(self, step: int) -> tuple[Plan, Batch]:
@@ -212,22 +200,10 @@ class Replica:
             self._end_request(sequence.request_id, EndReason.FAILED, event.error, now_ns, effects)
         self._settle(now_ns, effects)
 
-    def _interrupt(self, newcomer: Sequence, now_ns: int) -> Effects:
-        """Ask for the running step to be given up where that pays for the newcomer."""
-        interruption = self._interruption
-        if self._running is None or interruption is None:
-            return []
-        plan, batch = self._running
-        spent_ns = now_ns - self._started_ns
-        left_ns = plan.predicted_ns - spent_ns
-        pays = interruption.pays(newcomer, batch, self.roster, spent_ns=spent_ns, left_ns=left_ns)
-        return [Interrupt(plan.step)] if pays else []
-
     def _step_given_up(self, event: StepGivenUp, now_ns: int, effects: Effects) -> None:
         self._finished_step(event.step)
         self._running = None
-        if self._interruption is not None:
-            self._interruption.lost(event.duration_ns)
+        self._interruption.lost(event.duration_ns)
         self._settle(now_ns, effects)
 
     # ---------------------------------------------------------------------------------- endings

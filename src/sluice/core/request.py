@@ -4,7 +4,7 @@ Text never enters here: a prompt is token ids, an ending is a reason from a clos
 parameters, stop strings and grammars belong to the runtime; the policy needs none of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -102,11 +102,11 @@ class Request:
     likeness: int = 0
     prompt_estimate: int = 0
     prefixes: tuple[int, ...] = ()
+    prompt_tokens: int = field(init=False)
+    """Tokens of the prompt, estimated where it is not tokenised here."""
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt, estimated where it is not tokenised here."""
-        return len(self.prompt) or self.prompt_estimate
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_tokens", len(self.prompt) or self.prompt_estimate)
 
     @property
     def tokens_asked(self) -> int:

@@ -54,14 +54,14 @@ class _Bucket:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.level = limit * MINUTE_NS
-        self._at_ns: int | None = None
+        self.at_ns: int | None = None
 
     def fill(self, now_ns: int) -> None:
         """Add what came since the last time; a clock that goes back adds nothing twice."""
-        if self._at_ns is None or now_ns > self._at_ns:
-            elapsed_ns = 0 if self._at_ns is None else now_ns - self._at_ns
+        if self.at_ns is None or now_ns > self.at_ns:
+            elapsed_ns = 0 if self.at_ns is None else now_ns - self.at_ns
             self.level = min(self.limit * MINUTE_NS, self.level + self.limit * elapsed_ns)
-            self._at_ns = now_ns
+            self.at_ns = now_ns
 
     def refusal(self, reason: str, amount: int) -> Refusal | None:
         """Why this amount cannot be taken; without a wait where it is over the whole limit."""
@@ -101,7 +101,7 @@ class _Account:
 
     def fill(self, now_ns: int) -> None:
         for bucket in (self.requests, self.tokens):
-            if bucket is not None:
+            if bucket is not None and bucket.at_ns != now_ns:
                 bucket.fill(now_ns)
 
     def take(self, requests: int, tokens: int, now_ns: int) -> None:

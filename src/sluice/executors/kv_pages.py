@@ -12,7 +12,8 @@ import ctypes
 import mmap
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from sluice.executors.large_pages import LARGE_BYTES
 
@@ -21,6 +22,11 @@ from sluice.executors.large_pages import LARGE_BYTES
 _MADV_POPULATE_WRITE = 23
 # Between two large pages: steps need the memory's bandwidth too.
 _PAUSE_S = 0.001
+
+
+def spans_of(tensors: Iterable[Any]) -> list[tuple[int, int]]:
+    """Address and size of ``openvino.Tensor`` values."""
+    return [(tensor.data.ctypes.data, tensor.byte_size) for tensor in tensors]
 
 
 class PagesAhead:

@@ -23,7 +23,7 @@ from sluice.core.request import SequenceId
 from sluice.core.sampling import SampledLogprobs, Sampling
 from sluice.core.step import Plan, Row, Sampled
 from sluice.executors.base import Outcome, StepError, TokenMask, check_plan
-from sluice.executors.kv_pages import PagesAhead
+from sluice.executors.kv_pages import PagesAhead, spans_of
 from sluice.executors.large_pages import use_large_pages
 from sluice.executors.openvino_graph import (
     BLOCK_SIZE,
@@ -31,6 +31,7 @@ from sluice.executors.openvino_graph import (
     StepGraph,
     compile_step_graph,
 )
+from sluice.executors.openvino_inference import always, infer
 from sluice.executors.openvino_inputs import StepInputs
 from sluice.executors.openvino_memory import (
     KvDemand,
@@ -44,9 +45,6 @@ from sluice.executors.sampling import (
     choose_tokens,
     open_sampling,
 )
-
-# How often a running step is asked whether it is still wanted: a fraction of the shortest step.
-WANTED_MS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +103,7 @@ class OpenVinoExecutor:
         self._graph = graph
         self._warm_up()
         use_large_pages()  # after the first steps, which allocate what all later ones use
-        spans = [(tensor.data.ctypes.data, tensor.byte_size) for tensor in self._kv.values()]
-        self._pages = PagesAhead(spans, size.blocks_total)
+        self._pages = PagesAhead(spans_of(self._kv.values()), size.blocks_total)
         self._pages.reach(0)
         self._limits = ReplicaLimits(
             context_tokens_max=settings.context_tokens_max,
@@ -136,7 +133,7 @@ class OpenVinoExecutor:
 
     def run(self, plan: Plan) -> Outcome:
         """Compute a plan. When it raises ``StepError``, only KV cells of the plan have changed."""
-        outcome = self.run_while(plan, _always)
+        outcome = self.run_while(plan, always)
         assert outcome is not None, "a step that is wanted is not given up"
         return outcome
 
@@ -153,29 +150,13 @@ class OpenVinoExecutor:
         self._pages.reach(max(block for row in plan.rows for block in row.blocks))
         self._inputs.fill(plan.rows)
         filled_ns = time.monotonic_ns()
-        if not self._infer(wanted):
+        if not infer(self._request, wanted):
             return None
         inferred_ns = time.monotonic_ns()
         self.inferred_ns += inferred_ns - filled_ns
         sampled, logprobs = self._sample(sampling_rows, states)
         end_ns = time.monotonic_ns()
         return Outcome(sampled, end_ns - start_ns, end_ns - inferred_ns, logprobs)
-
-    def _infer(self, wanted: Callable[[], bool]) -> bool:
-        """Compute what the inputs hold; false where that was given up."""
-        given_up = False
-        try:
-            self._request.start_async()
-            while not self._request.wait_for(WANTED_MS):
-                if not given_up and not wanted():
-                    given_up = True
-                    self._request.cancel()
-            self._request.wait()
-        except RuntimeError as error:
-            if given_up:
-                return False
-            raise StepError(f"OpenVINO failed to compute the step: {error}") from error
-        return True
 
     def close(self) -> None:
         """Release the model and the pool."""
@@ -231,7 +212,3 @@ class OpenVinoExecutor:
         ):
             self._inputs.fill([row])
             self._request.infer()
-
-
-def _always() -> bool:
-    return True

@@ -1,9 +1,9 @@
 """A simulated executor on the wall clock: each step returns when it would be over.
 
 For a replica process whose model exists as a cost model only. Steps follow each other as on a
-device: what the process itself needs between two of them (planning, text, sending) is hidden, as
-engines hide it behind the running step, up to ``LAG_NS_MAX``. How long answers get is decided here
-too, since nothing is sampled.
+device: what the process itself needs between two of them (planning, text, sending) is made up for,
+as engines hide it behind the running step, as far as ``LAG_NS_MAX`` goes. How long answers get is
+decided here too, since nothing is sampled.
 """
 
 from array import array
@@ -18,8 +18,8 @@ from sluice.core.step import Plan
 from sluice.executors.base import Outcome, TokenMask
 from sluice.executors.simulated import SimulatedExecutor, StepTimes
 
-# A step that is asked for within this time of the end of the one before begins at that end.
-LAG_NS_MAX = 5_000_000
+# A machine that is busy makes up for so much; what it is later than that is lost time.
+LAG_NS_MAX = 50_000_000
 # Lengths of answers that nothing limits, equally likely: quantiles of a log-normal distribution
 # with a median of 150 tokens, as chats have.
 ANSWER_TOKENS = (28, 48, 64, 79, 95, 112, 130, 150, 173, 201, 236, 284, 353, 468, 810)
@@ -47,6 +47,7 @@ class PacedExecutor:
         self._clock = clock
         self._sleep_until = sleep_until
         self._ended_ns = 0
+        self._rows: frozenset[SequenceId] = frozenset()
 
     def load(self) -> ReplicaLimits:
         """See ``StepExecutor``."""
@@ -76,13 +77,17 @@ class PacedExecutor:
         self.unpaced.end_sequence(sequence)
 
     def run(self, plan: Plan) -> Outcome:
-        """See ``StepExecutor``. ``duration_ns`` is what the step took on the wall clock."""
+        """See ``StepExecutor``. A step that goes on with sequences of the one before begins at its
+        end, since nobody was idle; ``duration_ns`` has the time in it that was lost."""
         outcome = self.unpaced.run(plan)
-        now_ns = self._clock()
-        began_ns = self._ended_ns if now_ns - self._ended_ns <= LAG_NS_MAX else now_ns
-        self._sleep_until(began_ns + outcome.duration_ns)
-        self._ended_ns = max(began_ns + outcome.duration_ns, now_ns)
-        return replace(outcome, duration_ns=self._ended_ns - began_ns)
+        rows = frozenset(row.sequence for row in plan.rows)
+        began_ns, lost_ns = self._clock(), 0
+        if not rows.isdisjoint(self._rows):
+            began_ns = max(self._ended_ns, began_ns - LAG_NS_MAX)
+            lost_ns = began_ns - self._ended_ns
+        self._rows, self._ended_ns = rows, began_ns + outcome.duration_ns
+        self._sleep_until(self._ended_ns)
+        return replace(outcome, duration_ns=outcome.duration_ns + lost_ns)
 
     def close(self) -> None:
         """See ``StepExecutor``."""

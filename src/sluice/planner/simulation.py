@@ -95,9 +95,7 @@ class SimulatedPool:
     ratio: Callable[[int], float] | None = None
     cost: CostState | None = None
 
-    def request(
-        self, ask: Ask, at_ns: int, prompt: tuple[int, ...], attempt: int = 1
-    ) -> Request:
+    def request(self, ask: Ask, at_ns: int, prompt: tuple[int, ...], attempt: int = 1) -> Request:
         """What the fleet is told at ``at_ns``, by the rules that calls of clients go through."""
         arrived_ns = at_ns - ask.read_ns
         limit = ask.output_tokens_max

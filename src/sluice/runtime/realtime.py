@@ -7,7 +7,7 @@ tokens is ``sequence_texts``'s. What has arrived is handed over before the next 
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from sluice.core.events import (
     Cancelled,
@@ -45,30 +45,12 @@ from sluice.runtime.messages import (
     ToReplica,
 )
 from sluice.runtime.sequence_texts import Outputs, SequenceTexts
+from sluice.runtime.surroundings import Channel, Record
 
 _log = logging.getLogger(__name__)
 
 # With nothing to do the loop still looks up this often, so that no wait is without an end.
 _IDLE_WAIT_S = 30.0
-
-
-class Channel(Protocol):
-    """The gateway, as a replica sees it."""
-
-    def receive(self, wait_s: float) -> Sequence[ToReplica]:
-        """Return what has come, waiting up to ``wait_s`` for the first."""
-        ...
-
-    def send(self, messages: Sequence[FromReplica]) -> None:
-        """Send messages in order."""
-        ...
-
-
-Record = Callable[[ReplicaEvent, int, Sequence[ReplicaEffect]], None]
-
-
-def record_nothing(event: ReplicaEvent, now_ns: int, effects: Sequence[ReplicaEffect]) -> None:
-    """Keep no record."""
 
 
 class ReplicaDriver:

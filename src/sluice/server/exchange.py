@@ -23,6 +23,8 @@ AsgiApp = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 Understood = TypeVar("Understood")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+# How nearly all clients say it.
+_PLAIN_JSON = (b"application/json", b"application/json; charset=utf-8")
 _PING = b": ping\n\n"
 # After its deadline a request has this long to be ended by the gateway, which knows why it is late.
 _OVERDUE_S = 5.0
@@ -73,6 +75,9 @@ class Exchange:
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
         self.headers: Headers = scope["headers"]
         self._fields: dict[bytes, bytes] = dict(self.headers)
+        self._is_plain = (
+            len(self._fields) == len(self.headers) and b"content-encoding" not in self._fields
+        )
         # ``serve`` notes when the first byte of the request came; another ASGI host does not.
         self.arrived_ns: int = scope.get("state", {}).get("arrived_ns", now_ns)
         self.call_id = call_id
@@ -93,7 +98,7 @@ class Exchange:
         value = self._fields.get(name)
         if value is None:
             return None
-        if len(self.header_values(name)) > 1:
+        if len(self._fields) != len(self.headers) and len(self.header_values(name)) > 1:
             told = name.decode()
             raise InvalidRequest(f"The header {told} was sent more than once.", param=told)
         return value.decode("latin-1").strip()
@@ -111,6 +116,8 @@ class Exchange:
 
         Web pages can make a browser send other types to this address without asking first.
         """
+        if self._fields.get(b"content-type") in _PLAIN_JSON and self._is_plain:
+            return
         value = self.header(b"content-type") or ""
         kind, _, options = value.partition(";")
         if kind.strip().lower() != "application/json":
@@ -188,6 +195,8 @@ class Exchange:
 
     def _own_request_id(self) -> str | None:
         """The client's ``x-request-id``, where it is short and harmless enough to repeat."""
+        if b"x-request-id" not in self._fields:
+            return None
         values = self.header_values(b"x-request-id")
         text = values[0].decode("latin-1") if len(values) == 1 else ""
         return text if _REQUEST_ID.fullmatch(text) else None

@@ -193,11 +193,11 @@ _NOTHING_HERE: Surface[None] = Surface(_nothing_here, _no_answer)
 
 def _raw(exchange: Exchange, members: Members, body: bytes, surface: Surface[Any]) -> RawPrompt:
     options = _member(members, "stream_options", dict)
-    headers = tuple(
+    headers = tuple([
         (name.decode(), value.decode("latin-1"))
-        for name, value in exchange.headers
-        if name in _TRACE_HEADERS
-    )
+        for name in _TRACE_HEADERS
+        for value in exchange.header_values(name)
+    ])
 
     def understand() -> Call:
         _, calls = surface.understand(exchange, body)
@@ -225,9 +225,11 @@ def _call(exchange: Exchange, members: Members, raw: RawPrompt) -> Call:
     )
     if known.priority is not None:
         check_ranges(known)
-    limits = (_member(members, name, int) for name in _OUTPUT_LIMITS)
+    limits = [_member(members, name, int) for name in _OUTPUT_LIMITS if name in members]
     output_tokens_max = next((limit for limit in limits if limit is not None and limit > 0), None)
-    choices = max(1, _member(members, "n", int) or 1) * _prompts(members)
+    choices = 1
+    if "n" in members or "prompt" in members:
+        choices = max(1, _member(members, "n", int) or 1) * _prompts(members)
     return call_for(
         exchange, known, raw, _TEXT, choices=choices, output_tokens_max=output_tokens_max
     )

@@ -307,7 +307,14 @@ def _family(metric: Metric, times: Histograms, values: Values) -> Family:
 
 
 def _phase_seconds(phases: PhaseTimes) -> dict[str, float]:
-    return {phase: getattr(phases, f"{phase}_ns") * _NS for phase in Phase}
+    return {
+        Phase.RETRIEVAL: phases.retrieval_ns * _NS,
+        Phase.ADMISSION: phases.admission_ns * _NS,
+        Phase.QUEUE: phases.queue_ns * _NS,
+        Phase.PREFILL: phases.prefill_ns * _NS,
+        Phase.DECODE: phases.decode_ns * _NS,
+        Phase.PREEMPTED: phases.preempted_ns * _NS,
+    }
 
 
 def _pool_gauges(pool: PoolView) -> dict[str, float]:

@@ -18,7 +18,8 @@ from sluice.core.roster import BatchingLimits, BatchingPolicy
 from sluice.executors.base import StepExecutor
 from sluice.runtime.clock import monotonic_ns
 from sluice.runtime.messages import Ready
-from sluice.runtime.realtime import Record, ReplicaDriver, record_nothing
+from sluice.runtime.realtime import ReplicaDriver
+from sluice.runtime.surroundings import Record, record_nothing
 from sluice.runtime.recorder import Recorder
 from sluice.runtime.sequence_texts import Outputs
 from sluice.wiring.boot import ReplicaBoot
