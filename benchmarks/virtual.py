@@ -62,7 +62,7 @@ class Counting:
     def __init__(self) -> None:
         self.refused = 0
 
-    def fleet_event(self, event: FleetEvent, now_ns: int, effects: Sequence[FleetEffect]) -> None:
+    def fleet_event(self, event: FleetEvent, _: int, effects: Sequence[FleetEffect]) -> None:
         """See ``Watcher``."""
         if isinstance(event, Arrived):
             self.refused += any(isinstance(effect, Reject) for effect in effects)
@@ -155,15 +155,33 @@ def main() -> None:
         by_layer(profile)
 
 
+LAYERS = {
+    "driver": ("virtual", "virtual_fleet"),
+    "executor": ("simulated", "base"),
+    "replica": (
+        "replica", "batching", "batch", "policies", "residency", "seats", "sequence", "roster", "kv",
+        "lengths", "lifecycle", "costmodel", "expiries", "interruption", "step",
+    ),
+    "fleet": (
+        "fleet", "fleet_replica", "pools", "door", "queue", "routing", "service", "feasibility",
+        "margins", "returns", "bookings", "tenants", "attempts", "gate", "accepted", "admission",
+        "ladder", "retries", "window", "quota", "breaker",
+    ),
+    "shares of tenants": ("fairness",),
+}  # fmt: skip
+
+
 def by_layer(profile: Profile) -> None:
-    """Own time by module."""
+    """Own time by layer; what Python itself does for them is apart."""
+    names = {module: layer for layer, modules in LAYERS.items() for module in modules}
     spent: dict[str, float] = {}
     stats = Stats(profile).stats  # type: ignore[attr-defined]
     for (file, _, _), (_, _, own_s, _, _) in stats.items():
-        name = Path(file).stem if "sluice" in file else "built in"
+        path = Path(file)
+        name = names.get(path.stem, "rest of sluice") if "sluice" in path.parts else "built in"
         spent[name] = spent.get(name, 0.0) + own_s
     whole = sum(spent.values())
-    top = sorted(spent.items(), key=lambda item: -item[1])[:12]
+    top = sorted(spent.items(), key=lambda item: -item[1])
     print("  " + ", ".join(f"{name} {own_s / whole:.0%}" for name, own_s in top))
 
 

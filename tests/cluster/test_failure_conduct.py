@@ -261,20 +261,22 @@ def test_a_replica_that_hangs_is_left_for_another_one(tmp_path):
     run(check)
 
 
-def test_what_a_hung_engine_holds_goes_elsewhere_though_nothing_bounds_the_answer(tmp_path):
-    hangs = False
+def test_what_a_dead_engine_holds_goes_elsewhere_though_nothing_bounds_the_answer(tmp_path):
+    is_dead = False
 
     def route(received: Received) -> Script:
-        return (Hold(),) if hangs else well(received) or (Hold(),)
+        if is_dead and not received.path.startswith("/v1/chat"):
+            return whole(b"", 500)
+        return well(received) or (Hold(),)
 
     settings = Settings(deadline_s=0.3, whole_s=60)
 
     async def check():
-        nonlocal hangs
+        nonlocal is_dead
         async with front(tmp_path, route, SimulatedVllm().route, settings=settings) as one:
             asked = asyncio.ensure_future(one.ask(streamed=False, max_tokens=2))
             await one.upstreams[0].until(lambda: hits(one)[0] == 1)
-            hangs = True
+            is_dead = True
             assert ((await asked).status, hits(one)) == (200, [1, 1])
             one.upstreams[0].release()
 

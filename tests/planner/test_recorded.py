@@ -21,10 +21,12 @@ MS = 1_000_000
 READY = ReplicaChanged(0, "m-0", "m", "ready", "", 1, 4096, 32, 512, 8)
 
 
-def arrived(number, prompt=100, **fields):
+def arrived(number, prompt=100, tier=1, slo_class="chat"):
     at_ns = 1000 * MS + 100 * MS * number
-    defaults = {"tier": 1, "slo_class": "chat", "overload": ("queue", "refuse")}
-    return RequestArrived(at_ns + MS, f"r{number}", "m", at_ns, prompt, 64, **(defaults | fields))
+    return RequestArrived(
+        at_ns + MS, f"r{number}", "m", at_ns, prompt, 64, tier=tier, slo_class=slo_class,
+        overload=("queue", "refuse"),
+    )  # fmt: skip
 
 
 def ended(number, reason="stop", tokens=20):

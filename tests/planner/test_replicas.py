@@ -81,7 +81,7 @@ def test_more_bandwidth_never_slows_a_step(groups):
 
 
 def test_d25_the_pool_counts_grouped_heads_and_the_type_of_kv():
-    """32 layers, 8 KV heads of 128: 131,072 bytes per token in 16 bits; weights stay as they are."""
+    """32 layers, 8 KV heads of 128: 131,072 bytes per token in 16 bits; weights do not change."""
     tokens = {}
     for kv_format in ("bf16", "fp8", "q8_0", "q4_0"):
         model = model_of("llama-3.1-8b", "h100", 1, "bf16", kv_format=kv_format)

@@ -254,7 +254,7 @@ def test_a_folder_with_a_journal_is_not_written_to(tmp_path):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("rate", [90.0])
 def test_one_replica_more_never_lowers_goodput(rate, seed):
-    good = [played(rate, 300, seed, fleet=fleet_of(count)).whole.met for count in (1, 2, 3)]
+    good = [played(rate, 200, seed, fleet=fleet_of(count)).whole.met for count in (1, 2, 3)]
     assert good[1] >= good[0] - 3
     assert good[2] >= good[1] - 3
 
@@ -263,9 +263,9 @@ def test_one_replica_more_never_lowers_goodput(rate, seed):
 @pytest.mark.parametrize("rate", [60.0])
 def test_tighter_targets_never_raise_goodput(rate, seed):
     tried = [Targets(0.6, 0.05), TARGETS, Targets(0.15, 0.025), Targets(0.15, 0.015)]
-    good = [played(rate, 300, seed, fleet=fleet_of(targets=each)).whole.met for each in tried]
+    good = [played(rate, 200, seed, fleet=fleet_of(targets=each)).whole.met for each in tried]
     for loose, tight in pairwise(good):
-        assert tight <= loose + 0.03 * 300
+        assert tight <= loose + 0.03 * 200
 
 
 @pytest.mark.parametrize("seed", SEEDS)

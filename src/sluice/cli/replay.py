@@ -35,7 +35,7 @@ replayed   the same traffic in virtual time under the recorded settings: how nea
 changed    the same with --set
 
 \b
-Exit codes: 0 done, 1 the model does not fit, 2 bad input.
+Exit codes: 0 done, 2 bad input.
 """
 
 

@@ -45,7 +45,7 @@ Traces: azure-conv, azure-code, or a file: CSV or JSON lines, plain or gzipped, 
 Azure's, Mooncake's, BurstGPT's or ServeGen's traces, or any other with --column.
 
 \b
-Exit codes: 0 done, 1 the model does not fit, 2 bad input.
+Exit codes: 0 done, 2 bad input.
 """
 
 
@@ -110,7 +110,7 @@ def command(*, as_json: bool, **asked: Any) -> None:
                 wanted.workload, fleet, seed=asked["seed"], span=span, journal=journal
             )
     except OSError as error:
-        raise BadInput(f"cannot write the journal {error.filename}: {error.strerror}") from None
+        raise BadInput(f"cannot write the journal {asked['journal']}: {error.strerror}") from None
     except (BadWorkload, CannotPlan) as error:
         raise BadInput(str(error)) from None
     found = document(outcome)

@@ -176,7 +176,7 @@ class RemoteReplica:
         silence_s = self._terms.deadlines.silence_s
         if self._serves or silence_s is None or at_ns - self._parted_ns < silence_s * 1e9:
             return
-        why = f"it has not answered probes for {silence_s:g} s"
+        why = f"it has answered no probe well for {silence_s:g} s"
         for turn in [one for one in self._turns.values() if one.first_ns is None]:
             turn.break_off(Lost(self.replica_id, why))
 
