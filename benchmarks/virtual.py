@@ -159,8 +159,8 @@ LAYERS = {
     "driver": ("virtual", "virtual_fleet"),
     "executor": ("simulated", "base"),
     "replica": (
-        "replica", "batching", "batch", "policies", "residency", "seats", "sequence", "roster", "kv",
-        "lengths", "lifecycle", "costmodel", "expiries", "interruption", "step",
+        "replica", "batching", "batch", "policies", "residency", "seats", "sequence", "roster",
+        "kv", "lengths", "lifecycle", "costmodel", "expiries", "interruption", "step",
     ),
     "fleet": (
         "fleet", "fleet_replica", "pools", "door", "queue", "routing", "service", "feasibility",

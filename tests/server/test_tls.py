@@ -19,6 +19,7 @@ from sluice.server.tls import Identity
 from sluice.server.transport import Transport
 from sluice.testing.gateway import FakeGateway, speak
 from sluice.testing.served import Served, served
+from tests.e2e.processes import eventually
 from tests.server.wire_client import connected, raw_post, read_all, read_until
 
 
@@ -177,6 +178,33 @@ def test_a_handshake_that_does_not_come_is_given_up(serve_app, authority, monkey
     server = serve_app(FakeGateway(), authority.section)
     with connected(server) as silent:
         assert read_all(silent) == b""
+
+
+def test_connections_in_their_handshake_are_counted_and_closed_at_a_stop(authority, caplog):
+    section = replace(authority.section, connections_max=3)
+    with ExitStack() as stack:
+        with served(FakeGateway(), section) as server:
+            half = [stack.enter_context(connected(server)) for _ in range(3)]
+            for one in half:
+                one.sendall(b"\x16\x03\x01")
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                secured(server, authority.trusting())
+            half[0].close()
+            eventually(lambda: shaken(server, authority))
+            began = time.monotonic()
+        took_s = time.monotonic() - began
+        assert read_all(half[1]) == b""
+    assert took_s < 2
+    assert not caplog.records
+
+
+def shaken(server: Served, authority: Authority) -> bool:
+    """Whether a connection comes about."""
+    try:
+        secured(server, authority.trusting()).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_a_client_that_does_not_read_is_given_up_over_tls_too(serve_app, authority):

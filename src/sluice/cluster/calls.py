@@ -143,20 +143,20 @@ class LiveCalls:
             prompt_estimate=asked.prompt_estimate,
             prefixes=asked.prefixes,
             output_tokens_max=output_tokens_max,
-            degraded=(*live.request.degraded, Rung.SMALLER),
+            degraded=(*live.request.degraded, effect.rung),
         )
         live.submit = structs.replace(submit, request=request)
         live.tools = served.tool_calls(live.call)
-        live.stream.retargeted(effect.model)
+        live.stream.retargeted(effect.model, effect.rung)
         self._observer.retargeted(effect)
         return Arrived(effect.model, request)
 
     def stay_at_larger(self, effect: Retarget) -> Arrived | None:
-        """The smaller model cannot take the call: its own model decides about the other rungs."""
+        """The other model cannot take the call: its own decides about the other rungs."""
         live = self._live.get(effect.request_id)
         if live is None:
             return None
-        live.change(degraded=(*live.request.degraded, Rung.SMALLER))
+        live.change(degraded=(*live.request.degraded, effect.rung))
         return Arrived(live.call.model, live.request)
 
     def deliver(self, message: Text) -> None:

@@ -98,6 +98,7 @@ class ServiceClasses:
             shorten_tokens=slo.shorten_tokens if Rung.SHORTEN in ladder else None,
             body_bytes=call.body_bytes,
             likeness=call.likeness,
+            may_fall_back=call.may_degrade,
             prompt_estimate=prompt_estimate,
             prefixes=prefixes,
         )

@@ -158,7 +158,7 @@ class Observer:
         timing = self._timings[dispatch.request_id]
         timing.replica, timing.attempts = dispatch.replica_id, dispatch.attempt
         if timing.handed_over_by:
-            self._metrics.degraded(timing.handed_over_by, Rung.SMALLER)
+            self._metrics.degraded(timing.handed_over_by, timing.handed_over)
             timing.handed_over_by = ""
         waited_ns = None
         if dispatch.predicted_wait_ns is not None and dispatch.attempt == 1:
@@ -209,14 +209,14 @@ class Observer:
         It is degraded where that model takes it.
         """
         timing = self._timings[effect.request_id]
-        timing.handed_over_by = timing.model
+        timing.handed_over_by, timing.handed_over = timing.model, effect.rung
         self._metrics.arrived(effect.model)
         timing.model, timing.arrived_ns = effect.model, self._clock()
         self._write(
             records.RequestDegraded(
                 self._clock(),
                 effect.request_id,
-                Rung.SMALLER,
+                effect.rung,
                 model=effect.model,
                 measured=effect.measured,
                 threshold=effect.threshold,

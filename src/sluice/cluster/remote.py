@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 # One probe may fail for its own reasons.
 _FAULTS_MAX = 2
+# Between two looks at an engine that does not serve.
+_PROBE_S_DOWN = 2.0
 # For an engine that does not say how many sequences it runs.
 IN_FLIGHT_UNKNOWN = 256
 
@@ -148,7 +150,8 @@ class RemoteReplica:
             await self._take(await self._engine.probe())
             self.was_probed = True
             self._listener.probed(self.replica_id)
-            await asyncio.sleep(self._terms.probe_s)
+            usual_s = self._terms.probe_s
+            await asyncio.sleep(usual_s if self._serves else min(usual_s, _PROBE_S_DOWN))
 
     async def _take(self, probe: Probe) -> None:
         if probe.health is Health.READY:

@@ -43,13 +43,15 @@ class CallTiming:
 
     ``arrived_ns`` is when the call came to the fleet, for its model or for a smaller one;
     ``whole`` says that a remote engine answers in one piece, so that nobody sees a first token.
-    ``handed_over_by`` is the model that did not take it, until a replica of the smaller one does.
+    ``handed_over_by`` is the model that did not take it, until a replica of the other one does, and
+    ``handed_over`` the rung by which it goes.
     """
 
     model: str
     arrived_ns: int
     slo_class: str = ""
     handed_over_by: str = ""
+    handed_over: Rung = Rung.SMALLER
     replica: str = ""
     attempts: int = 0
     first_ns: int | None = None

@@ -28,7 +28,7 @@ LIVE: Mapping[str, frozenset[str]] = {
     "models": frozenset(
         {
             "queue_requests_max", "queue_tokens_max", "queue_bytes_max", "queue_wait_max", "slo",
-            "smaller", "utilisation", "headroom", "aging",
+            "smaller", "fallback", "utilisation", "headroom", "aging",
             # Of remote models: other engines, or the same on other terms.
             "urls", "key_env", "key_file", "key", "upstream_model", "in_flight_max",
             "engine_priorities", "connect_max", "first_token_max", "whole_max", "retries", "probe",

@@ -318,6 +318,12 @@ class ModelSection:
     ``smaller`` in its ladder. It keeps more requests inside their targets, at the quality of the
     smaller model; every such answer says so."""
 
+    fallback: tuple[str, ...] = ()
+    """Other models of these settings that answer where nothing of this one serves, in order: the
+    first of them that serves. Also for requests that the engines of this model failed before any
+    output, where the other model is a remote one too. Every such answer says so, and a client can
+    forbid it as any degrading."""
+
     utilisation: Annotated[float, Range(low=0.05, high=1)] = 0.75
     """Share of the measured speed that is counted on when it is predicted whether a request that
     waits will be on time. A higher one accepts more and keeps fewer promises; a lower one refuses

@@ -185,6 +185,8 @@ def _unknown_names(settings: Settings) -> Iterator[Conflict]:
         yield from _unknown((*here, "slo"), model.slo, settings.slo, "class")
         others = [other for other in settings.models if other != name]
         yield from _unknown((*here, "smaller"), model.smaller, others, "other model")
+        for fallback in model.fallback:
+            yield from _unknown((*here, "fallback"), fallback, others, "other model")
     for name, tenant in settings.tenants.items():
         yield from _unknown(("tenants", name, "slo"), tenant.slo, settings.slo, "class")
 

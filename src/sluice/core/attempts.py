@@ -10,8 +10,12 @@ from random import Random
 
 from sluice.core.accepted import Accepted
 from sluice.core.admission import NS_PER_S, Refusal
-from sluice.core.events import AttemptFailed
+from sluice.core.events import AttemptFailed, Retarget
 from sluice.core.pools import Pool
+from sluice.core.request import Request, Rung
+
+# Refusals for want of anything that serves. Attempts that all failed count as the first.
+_NOTHING_SERVES = ("not_ready", "load_failed", "upstream_busy")
 
 
 def tried_again(
@@ -67,6 +71,23 @@ def rested(pool: Pool, now_ns: int) -> list[Accepted]:
         else:
             pool.enqueue(accepted, now_ns)
     return hopeless
+
+
+def fallback(
+    pool: Pool, request: Request, refusal: Refusal, now_ns: int, *, begun: bool = False
+) -> Retarget | None:
+    """The first of the other models that may answer, where nothing of its own does.
+
+    One that was ``begun`` to be relayed stays with engines elsewhere.
+    """
+    if refusal.reason not in _NOTHING_SERVES or Rung.FALLBACK in request.degraded:
+        return None
+    for other in pool.fallback if request.may_fall_back else ():
+        remote = other.limits.remote is not None
+        if (remote or not begun) and other.ready() and shut(other, now_ns) is None:
+            measured, threshold = refusal.measured, refusal.threshold
+            return Retarget(request.id, other.limits.model, measured, threshold, Rung.FALLBACK)
+    return None
 
 
 def shut(pool: Pool, now_ns: int) -> Refusal | None:

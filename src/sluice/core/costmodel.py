@@ -108,14 +108,24 @@ def chunk_tokens_max(
     return bisect_left(range(1, tokens_max), x=True, key=exceeds)
 
 
+class StepTimes(Protocol):
+    """How long steps take: ``Coefficients``, or what is known of hardware that is not here."""
+
+    def predict_ns(self, load: Load) -> float:
+        """Duration of a step, never falling with any part of the load."""
+
+
 class FixedCostModel:
-    """Coefficients that are taken as true: what a simulated executor runs on."""
+    """Times that are taken as true: what a simulated executor runs on.
+
+    The speed of prefill is that of a lone chunk of ``chunk_tokens``.
+    """
 
     learns = False
 
-    def __init__(self, coefficients: Coefficients) -> None:
-        self.coefficients = coefficients
-        self.prefill_tokens_per_s = nominal_prefill_tokens_per_s(coefficients)
+    def __init__(self, times: StepTimes, *, chunk_tokens: int = 128) -> None:
+        self._times = times
+        self.prefill_tokens_per_s = nominal_prefill_tokens_per_s(times, chunk_tokens)
 
     @property
     def margin(self) -> float:
@@ -123,15 +133,15 @@ class FixedCostModel:
         return 1.0
 
     def step_ns(self, load: Load) -> int:
-        return int(self.coefficients.predict_ns(load))
+        return int(self._times.predict_ns(load))
 
     def observe(self, load: Load, duration_ns: int) -> None:
         """Learn nothing."""
 
 
-def nominal_prefill_tokens_per_s(coefficients: Coefficients) -> float:
-    """Speed of a lone 128-token chunk: a first guess before anything was measured."""
-    return 128e9 / max(1.0, coefficients.predict_ns(Load().with_chunk(0, 128)))
+def nominal_prefill_tokens_per_s(times: StepTimes, chunk_tokens: int = 128) -> float:
+    """Speed of a lone chunk: a first guess before anything was measured."""
+    return chunk_tokens * 1e9 / max(1.0, times.predict_ns(Load().with_chunk(0, chunk_tokens)))
 
 
 # A typical step. Dividing features by it brings the normal equations to one scale.

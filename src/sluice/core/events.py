@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sluice.core.limits import PoolLimits, TenantLimits
 from sluice.core.quota import QuotaLeft
-from sluice.core.request import EndReason, PhaseTimes, Request, SequenceId, Usage
+from sluice.core.request import EndReason, PhaseTimes, Request, Rung, SequenceId, Usage
 from sluice.core.step import Plan, Sampled
 
 # ------------------------------------------------------------------------------- replica: events
@@ -404,9 +404,9 @@ class Shorten:
 
 @dataclass(frozen=True, slots=True)
 class Retarget:
-    """The request is not accepted for its model: let it arrive again for the smaller ``model``.
+    """Its own model does not answer the request: let it arrive again for another ``model``.
 
-    The driver tokenises it for that model and adds ``Rung.SMALLER`` to its ``degraded``. Its
+    The driver tokenises it for that model and adds ``rung`` to its ``degraded``. Its
     arrival time stays. ``measured`` and ``threshold`` are those that a ``Reject`` would have had.
     """
 
@@ -414,6 +414,7 @@ class Retarget:
     model: str
     measured: float
     threshold: float
+    rung: Rung = Rung.SMALLER
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import assert_never
 
 from sluice.core.accepted import Accepted
 from sluice.core.admission import NS_PER_S, Refusal, never_runs, reject
-from sluice.core.attempts import rested, shut, tried_again
+from sluice.core.attempts import fallback, rested, shut, tried_again
 from sluice.core.door import Door, answer, give_up, late_whatever, place_next
 from sluice.core.events import (
     Abort,
@@ -145,7 +145,8 @@ class Fleet:
             raise ValueError(f"request id {request.id} is in use")
         refusal = self._refusal(pool, request, now_ns)
         if refusal is not None:
-            return [reject(request.id, refusal, self._chance)]
+            instead = fallback(pool, request, refusal, now_ns)
+            return [instead or reject(request.id, refusal, self._chance)]
         self._arrivals += 1
         door, verdict = answer(pool, request, self._arrivals, now_ns)
         match verdict:
@@ -229,7 +230,13 @@ class Fleet:
         pool = self._pools[accepted.model]
         if tried_again(pool, accepted, event, self._chance, now_ns):
             return []
-        return self._end(accepted, EndReason.FAILED, event.error, now_ns)
+        failed = Refusal(503, "not_ready", 0, 1)
+        instead = fallback(pool, accepted.request, failed, now_ns, begun=True)
+        if instead is None or accepted.tokens:
+            return self._end(accepted, EndReason.FAILED, event.error, now_ns)
+        self._ledger.release(event.request_id, now_ns)
+        self._release(accepted, now_ns)
+        return [instead]
 
     def _release(self, accepted: Accepted, now_ns: int, usage: Usage | None = None) -> None:
         """The one place where an accepted request stops being one; without ``usage`` it is known
@@ -404,6 +411,8 @@ class Fleet:
         )
         if refusal is None or refusal.status == 400 or refusal.reason == "tokens_per_minute":
             return None  # none, or one that is told with the size of the prompt
+        if fallback(pool, least, refusal, now_ns) is not None:
+            return None
         return pool.refuse(least, refusal, now_ns, self._chance)
 
     def pools(self, now_ns: int) -> tuple[PoolView, ...]:

@@ -56,7 +56,7 @@ def walk(request: Request, door: Door) -> Stays | Leaves | Refusal:
                     return Leaves(model, refusal)
             case Rung.QUEUE:
                 refusal = door.waits(request)
-            case Rung.REFUSE:
+            case Rung.REFUSE | Rung.FALLBACK:
                 return refusal
             case _:
                 assert_never(rung)

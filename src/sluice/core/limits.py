@@ -59,7 +59,8 @@ class PoolLimits:
     (``None`` for no such bound); none waits longer than ``queue_wait_ns_max``. Of tokens and bytes
     the first to wait may have more.
 
-    ``smaller`` is the model that takes over where a ladder says so. ``utilisation`` is the share of
+    ``smaller`` is the model that takes over where a ladder says so, ``fallback`` are those that do,
+    the first that serves, where nothing of this one serves. ``utilisation`` is the share of
     the pool's speed that is counted on where a wait is promised: higher accepts more and later.
     ``headroom`` is the share of places kept free of tenants over their share while another one is
     active, and of tiers above 0 while tier 0 is. ``aging_ns`` is the wait that lower tiers are not
@@ -75,6 +76,7 @@ class PoolLimits:
     queue_tokens_max: int | None = None
     queue_bytes_max: int | None = None
     smaller: str | None = None
+    fallback: tuple[str, ...] = ()
     utilisation: float = 0.75
     headroom: float = 0.25
     aging_ns: int | None = 30_000_000_000

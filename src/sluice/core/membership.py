@@ -35,6 +35,7 @@ def set_limits(pools: Pools, replicas: Replicas, limits: Sequence[PoolLimits]) -
     for pool in pools.values():
         smaller, remote = pool.limits.smaller, pool.limits.remote
         pool.smaller = None if smaller is None else pools[smaller]
+        pool.fallback = tuple(pools[model] for model in pool.limits.fallback)
         if remote is not None and pool.retries is not None:
             pool.retries.limits = remote.retries
     return any(replica.leaving for replica in replicas.values())

@@ -78,7 +78,8 @@ class Pool:
     """All replicas of one model, and the requests that wait for one.
 
     ``wait_margin`` is about predictions made when a wait began, ``start_margin`` about those made
-    at dispatch. ``smaller`` is the pool of the smaller model. ``retries`` is the budget for further
+    at dispatch. ``smaller`` is the pool of the smaller model, ``fallback`` are those of the
+    models that stand in. ``retries`` is the budget for further
     attempts on remote replicas, ``resting`` are the requests that wait for one, by the time of it,
     and are not in the queue. The pool is ``stuck`` while nothing has
     happened since the next of the waiting fitted nowhere.
@@ -87,6 +88,7 @@ class Pool:
     limits: PoolLimits
     replicas: tuple[FleetReplica, ...]
     smaller: "Pool | None" = None
+    fallback: "tuple[Pool, ...]" = ()
     queue: Queue = field(default_factory=Queue)
     service: ServiceTimes = field(default_factory=ServiceTimes)
     returns: Returns = field(default_factory=Returns)

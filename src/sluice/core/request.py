@@ -42,6 +42,8 @@ class Rung(StrEnum):
     SMALLER = "smaller"  # the smaller model that its model names answers it
     QUEUE = "queue"  # it waits, where it is predicted to be on time all the same
     REFUSE = "refuse"  # it is refused at once
+    # Never in a ladder: its model cannot serve at all, and names another one for that.
+    FALLBACK = "fallback"
 
 
 # The ladder of a request whose class names none, or whose client forbids degrading.
@@ -74,10 +76,11 @@ class Request:
     limits its output to ``shorten_tokens``. ``degraded`` holds the rungs that were taken already.
     ``weight`` is its tenant's share against the other tenants'. ``body_bytes`` is the memory that
     it holds while it waits. ``likeness`` is equal for requests that ask for the same and known
-    before they are tokenised, 0 where nobody computed it.
+    before they are tokenised, 0 where nobody computed it. ``may_fall_back`` allows another model to
+    answer where its own cannot serve.
 
-    A request whose prompt is tokenised elsewhere has none: ``prompt_estimate`` is then the number of
-    its tokens as far as it is known, and ``prefixes`` stand for the blocks of its prompt, as
+    A request whose prompt is tokenised elsewhere has none: ``prompt_estimate`` is then the number
+    of its tokens as far as it is known, and ``prefixes`` stand for the blocks of its prompt, as
     ``routing.block_chain`` makes them of tokens.
     """
 
@@ -100,6 +103,7 @@ class Request:
     degraded: tuple[Rung, ...] = ()
     body_bytes: int = 0
     likeness: int = 0
+    may_fall_back: bool = True
     prompt_estimate: int = 0
     prefixes: tuple[int, ...] = ()
     prompt_tokens: int = field(init=False)

@@ -11,7 +11,7 @@ is the same alone, in any batch and with the prompt in any chunks.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ import openvino as ov
 
 from sluice.core.events import ReplicaLimits
 from sluice.core.request import SequenceId
-from sluice.core.sampling import SampledLogprobs, Sampling
-from sluice.core.step import Plan, Row, Sampled
+from sluice.core.sampling import Sampling
+from sluice.core.step import Plan, Row
 from sluice.executors.base import Outcome, StepError, TokenMask, check_plan
 from sluice.executors.kv_pages import PagesAhead, spans_of
 from sluice.executors.large_pages import use_large_pages
@@ -31,20 +31,15 @@ from sluice.executors.openvino_graph import (
     StepGraph,
     compile_step_graph,
 )
-from sluice.executors.openvino_inference import always, infer
-from sluice.executors.openvino_inputs import StepInputs
+from sluice.executors.openvino_inference import always, infer, sample, warm_up
+from sluice.executors.openvino_inputs import StepInputs, check_tokens
 from sluice.executors.openvino_memory import (
     KvDemand,
     check_load_memory,
     free_memory_bytes,
     size_kv_pool,
 )
-from sluice.executors.sampling import (
-    NoTokenLeft,
-    SequenceSampling,
-    choose_tokens,
-    open_sampling,
-)
+from sluice.executors.sampling import SequenceSampling, open_sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +96,7 @@ class OpenVinoExecutor:
             self._request.set_tensor(name, tensor)
         self._inputs = StepInputs(self._request)
         self._graph = graph
-        self._warm_up()
+        warm_up(self._request, self._inputs)
         use_large_pages()  # after the first steps, which allocate what all later ones use
         self._pages = PagesAhead(spans_of(self._kv.values()), size.blocks_total)
         self._pages.reach(0)
@@ -140,13 +135,14 @@ class OpenVinoExecutor:
     def run_while(self, plan: Plan, wanted: Callable[[], bool]) -> Outcome | None:
         """See ``Interruptible``. OpenVINO stops between two operations of the graph."""
         start_ns = time.monotonic_ns()
+        assert self._graph is not None, "run before load"
+        assert self._limits is not None, "run before load"
         assert self._inputs is not None, "run before load"
         assert self._pages is not None, "run before load"
-        assert self._limits is not None, "run before load"
         sampling_rows = [row for row in plan.rows if row.sample]
         states = [self._state(row) for row in sampling_rows]
         check_plan(plan, self._limits)
-        self._check_tokens(plan)
+        check_tokens(plan.rows, self._graph.vocab_size)
         self._pages.reach(max(block for row in plan.rows for block in row.blocks))
         self._inputs.fill(plan.rows)
         filled_ns = time.monotonic_ns()
@@ -154,7 +150,7 @@ class OpenVinoExecutor:
             return None
         inferred_ns = time.monotonic_ns()
         self.inferred_ns += inferred_ns - filled_ns
-        sampled, logprobs = self._sample(sampling_rows, states)
+        sampled, logprobs = sample(self._request, sampling_rows, states)
         end_ns = time.monotonic_ns()
         return Outcome(sampled, end_ns - start_ns, end_ns - inferred_ns, logprobs)
 
@@ -174,41 +170,3 @@ class OpenVinoExecutor:
         if state is None:
             raise StepError(f"sequence {row.sequence} is not open", (row.sequence,))
         return state
-
-    def _check_tokens(self, plan: Plan) -> None:
-        """Refuse what would be read from beyond the embedding table."""
-        assert self._graph is not None
-        vocab_size = self._graph.vocab_size
-        for row in plan.rows:
-            if min(row.tokens) < 0 or max(row.tokens) >= vocab_size:
-                raise StepError(
-                    f"a token id is outside the vocabulary of {vocab_size}", (row.sequence,)
-                )
-
-    def _sample(
-        self, rows: Sequence[Row], states: Sequence[SequenceSampling]
-    ) -> tuple[tuple[Sampled, ...], dict[SequenceId, SampledLogprobs]]:
-        if not rows:
-            return (), {}
-        output = self._request.get_output_tensor(0).data
-        logits = output.reshape(len(rows), -1)
-        try:
-            tokens, logprobs = choose_tokens(logits, states)
-        except NoTokenLeft as error:
-            raise StepError(str(error), (rows[error.row].sequence,)) from error
-        sampled = tuple(
-            Sampled(row.sequence, token) for row, token in zip(rows, tokens.tolist(), strict=True)
-        )
-        return sampled, {rows[place].sequence: entry for place, entry in logprobs.items()}
-
-    def _warm_up(self) -> None:
-        """Compute a chunk and a decode row in the first block, so that kernels exist before use."""
-        assert self._inputs is not None
-        nobody = SequenceId("", 0)
-        tokens = BLOCK_SIZE - 1
-        for row in (
-            Row(nobody, (0,) * tokens, 0, (0,), sample=True),
-            Row(nobody, (0,), tokens, (0,), sample=True),
-        ):
-            self._inputs.fill([row])
-            self._request.infer()

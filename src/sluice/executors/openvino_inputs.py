@@ -13,7 +13,17 @@ import numpy.typing as npt
 import openvino as ov
 
 from sluice.core.step import Row
+from sluice.executors.base import StepError
 from sluice.executors.openvino_graph import BLOCK_SIZE, SAMPLED_ROWS
+
+
+def check_tokens(rows: Sequence[Row], vocab_size: int) -> None:
+    """Refuse what would be read from beyond the embedding table. Raises ``StepError``."""
+    for row in rows:
+        if min(row.tokens) < 0 or max(row.tokens) >= vocab_size:
+            raise StepError(
+                f"a token id is outside the vocabulary of {vocab_size}", (row.sequence,)
+            )
 
 
 class StepInputs:

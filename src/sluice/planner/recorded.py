@@ -33,6 +33,7 @@ from sluice.telemetry.records import (
 from sluice.workload.asks import NS_PER_S, Ask, BadWorkload, Part, own_text, shared_text
 
 BLOCK_TOKENS = 32
+ALL = "", ""
 DEGRADING = {Rung.SHORTEN, Rung.SMALLER}
 
 
@@ -124,16 +125,16 @@ class Recorded:
             )
 
     def _known(self) -> tuple[dict[tuple[str, str], list[int]], dict[tuple[str, str], list[int]]]:
-        """Lengths of prompts and of answers by model and class."""
+        """Lengths of prompts and of answers by model and class, and of all."""
         prompts: dict[tuple[str, str], list[int]] = defaultdict(list)
         outputs: dict[tuple[str, str], list[int]] = defaultdict(list)
         for request in self.requests:
-            key = request.arrived.model, request.arrived.slo_class
-            if request.arrived.prompt_tokens:
-                prompts[key].append(request.arrived.prompt_tokens)
             output = _output_tokens(request)
-            if output is not None:
-                outputs[key].append(output)
+            for key in (request.arrived.model, request.arrived.slo_class), ALL:
+                if request.arrived.prompt_tokens:
+                    prompts[key].append(request.arrived.prompt_tokens)
+                if output is not None:
+                    outputs[key].append(output)
         return prompts, outputs
 
 
@@ -247,7 +248,7 @@ def _left_after_ns(request: RecordedRequest) -> int | None:
 def _drawn(known: Mapping[tuple[str, str], list[int]], key: tuple[str, str], draw: Random) -> int:
     """A length that another request had, of the same class if there is one."""
     at = draw.random()
-    lengths = known.get(key) or [length for values in known.values() for length in values]
+    lengths = known.get(key) or known.get(ALL)
     return lengths[int(at * len(lengths))] if lengths else 1
 
 

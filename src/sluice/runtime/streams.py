@@ -78,9 +78,9 @@ class PieceStream:
         degraded = tuple(dict.fromkeys((*self._terms.degraded, Rung.SHORTEN)))
         self._terms = replace(self._terms, degraded=degraded, output_tokens_max=output_tokens_max)
 
-    def retargeted(self, model: str) -> None:
+    def retargeted(self, model: str, rung: Rung) -> None:
         """Note that another model answers than the one asked for."""
-        degraded = (*self._terms.degraded, Rung.SMALLER)
+        degraded = (*self._terms.degraded, rung)
         self._terms = replace(self._terms, degraded=degraded, model_asked=self._model)
         self._model = model
 

@@ -166,7 +166,7 @@ class VirtualFleet:
                 )
             case Retarget():
                 request = self._requests.pop(effect.request_id)
-                request = replace(request, degraded=(*request.degraded, Rung.SMALLER))
+                request = replace(request, degraded=(*request.degraded, effect.rung))
                 self.arrive(now_ns, effect.model, request)
             case _:
                 assert_never(effect)

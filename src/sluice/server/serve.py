@@ -25,7 +25,7 @@ from sluice.core.errors import ConfigError, InvalidRequest, Overloaded
 from sluice.server.exchange import AsgiApp
 from sluice.server.problems import Problem, problem_of
 from sluice.server.sending import Sender
-from sluice.server.tls import Identity
+from sluice.server.tls_listener import TlsListener
 from sluice.server.transport import Transport
 
 _BACKLOG = 2048
@@ -93,7 +93,7 @@ async def serve(
     finish drain the gateway first. Signals are the caller's business.
     """
     _raise_file_limit()
-    server = _Server(_uvicorn_config(app, transport), transport.identity)
+    server = _Server(_uvicorn_config(app, transport), transport)
     loop = asyncio.get_running_loop()
     transport.on_drain = server.end_unfinished
     running = loop.create_task(server.serve(sockets=[listener]))
@@ -128,39 +128,48 @@ def _uvicorn_config(app: AsgiApp, transport: Transport) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signals, and with a bound on the time of a TLS handshake."""
+    """uvicorn's server without its signals, and with bounds on TLS handshakes."""
 
-    def __init__(self, config: uvicorn.Config, identity: Identity | None) -> None:
+    def __init__(self, config: uvicorn.Config, transport: Transport) -> None:
         super().__init__(config)
-        self._identity = identity
+        self._transport = transport
+        self._secure: TlsListener | None = None
+        if transport.identity is not None:
+            self._secure = TlsListener(
+                transport.identity,
+                self._new_protocol,
+                self._has_room,
+                handshake_s_max=_HEAD_S_MAX,
+                shutdown_s_max=_CLOSE_S_MAX / 2,
+            )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. uvicorn would wait for a handshake as long as the event loop does."""
-        await super().startup(sockets=sockets if self._identity is None else [])
-        if self._identity is None:
-            return
-        loop = asyncio.get_running_loop()
-        for listener in sockets or []:
-            opened = await loop.create_server(
-                self._new_protocol,
-                sock=listener,
-                ssl=self._identity.context,
-                ssl_handshake_timeout=_HEAD_S_MAX,
-                ssl_shutdown_timeout=_CLOSE_S_MAX / 2,
-                backlog=_BACKLOG,
-            )
-            self.servers.append(opened)
+        """Listen."""
+        await super().startup(sockets=sockets if self._secure is None else [])
+        if self._secure is not None:
+            for listener in sockets or []:
+                self._secure.start(listener)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening and close what is open."""
+        if self._secure is not None:
+            await self._secure.stop()
+        await super().shutdown(sockets=sockets)
+
+    def _has_room(self, handshakes: int) -> bool:
+        opened = len(self.server_state.connections) + handshakes
+        return opened < min(self._transport.connections_max, _connections_possible())
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     def end_unfinished(self) -> None:
         """Refuse all requests whose bodies are still coming."""
         for connection in list(self.server_state.connections):
             if isinstance(connection, Protocol):
                 connection.end_unfinished()
-
-    def _new_protocol(self) -> asyncio.Protocol:
-        return self.config.http_protocol_class(  # type: ignore[call-arg]
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -41,6 +41,7 @@ REFUSAL_REASONS = frozenset({
 })  # fmt: skip
 
 _NS = 1e-9
+_DEGRADING = (Rung.SHORTEN, Rung.SMALLER, Rung.FALLBACK)
 
 
 class Buckets:
@@ -281,7 +282,7 @@ def _known_keys(
         case ("model", "phase"):
             return [(model, phase) for model in models for phase in Phase]
         case ("model", "rung"):
-            return [(model, rung) for model in models for rung in (Rung.SHORTEN, Rung.SMALLER)]
+            return [(model, rung) for model in models for rung in _DEGRADING]
         case ("model", "slo_class", "outcome"):
             return list(product(models, classes, Outcome))
         case ("model", "reason") if metric.name == "sluice_requests_ended_total":

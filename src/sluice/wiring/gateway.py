@@ -183,6 +183,7 @@ def pool_limits(name: str, section: ModelSection, replica_ids: Sequence[str]) ->
         queue_tokens_max=section.queue_tokens_max,
         queue_bytes_max=section.queue_bytes_max,
         smaller=section.smaller,
+        fallback=section.fallback,
         utilisation=section.utilisation,
         headroom=section.headroom,
         aging_ns=None if aging_s is None else round(aging_s * 1e9),

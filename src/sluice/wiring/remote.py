@@ -84,7 +84,11 @@ def remote_limits(section: ModelSection) -> RemoteLimits:
 def relaying(models: Mapping[str, ModelSection]) -> Relaying:
     """Which models remote engines answer for, always or under overload."""
     always = frozenset(name for name, section in models.items() if section.is_remote)
-    degraded = (name for name, section in models.items() if section.smaller in always)
+    degraded = (
+        name
+        for name, section in models.items()
+        if not always.isdisjoint((section.smaller, *section.fallback))
+    )
     return Relaying(always, frozenset(degraded) - always)
 
 
