@@ -1,11 +1,11 @@
 """What sluice costs in front of engines: ``python benchmarks/gateway.py [--peers FOLDER]``.
 
-Each gateway has one core to itself; a mock of two engines and the load share the other one. Both are
-small C programs, compiled at each start (``gcc``), and the first column is what they reach without
-a gateway. Gateways take turns within a round; tables give the median of all rounds with the least
-and the greatest. In sluice everything is on: keys, tenant limits, SLO class, admission, journal,
-metrics. The peers (vllm-router, sglang-router, LiteLLM's proxy) run bare, with the fastest of their
-routing policies: ``--install`` makes their environments below ``--peers``.
+Each gateway has one core to itself; a mock of two engines and the load share the other one. Both
+are small C programs, compiled at each start (``gcc``), and the row ``direct`` is what they reach
+without a gateway. Gateways take turns within a round; tables give the median of all rounds with the
+least and the greatest. In sluice everything is on: keys, tenant limits, SLO class, admission,
+journal, metrics. The peers (vllm-router, sglang-router, LiteLLM's proxy) run bare, with the fastest
+of their routing policies: ``--install`` makes their environments below ``--peers``.
 
 - ``one``: a request at a time: what is added to a whole answer, to the first token of a stream, and
   to a whole answer whose prompt has 400 KB. Spinners of idle priority keep the cores from halting.

@@ -33,7 +33,7 @@ GPU = Coefficients(
 )
 
 
-SILENCE_NS_MAX = 100_000_000  # as the planner simulates
+SILENCE_NS_MAX = 250_000_000  # as the planner simulates
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.relay.policy import policy_table
-from benchmarks.relay.programs import LOAD_CORE, Programs
+from benchmarks.relay.programs import LOAD_CORE, Programs, put_first
 from benchmarks.relay.scenarios import ONCE, SCENARIOS, Bench, Figures, prepare
 from benchmarks.relay.systems import PEERS, System, free_ports, has, install, start
 from benchmarks.relay.tables import DIRECT, OURS, table, targets
@@ -50,6 +50,7 @@ def _measure(
 ) -> tuple[Results, dict[str, int]]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all is stopped
     os.sched_setaffinity(0, {LOAD_CORE})
+    put_first(os.getpid())
     results: Results = {name: {} for name in scenarios}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -10,13 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 GATEWAY_CORE, LOAD_CORE = 0, 1
-START_S_MAX = 5.0
 _HERE = Path(__file__).parent
 _SPIN = """
 import os
@@ -60,6 +59,13 @@ def on_core(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def put_first(process_id: int) -> None:
+    """Let other work on the machine wait for a process and its session, where that is allowed."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, process_id, -10)
+        Path(f"/proc/{process_id}/autogroup").write_text("-10")
+
+
 class Programs:
     """The compiled programs, in a folder that is the caller's."""
 
@@ -82,8 +88,8 @@ class Programs:
     def stop(self) -> None:
         """End the engines."""
         if self._upstream is not None:
-            self._upstream.kill()
-            self._upstream.wait()
+            with self._upstream:
+                self._upstream.kill()
 
     def put(self, name: str, content: bytes) -> None:
         """Keep a body or headers under a name that loads can refer to."""
@@ -103,16 +109,17 @@ class Programs:
             f"{group.connections}:{self._folder / group.body}:{group.rate or 0}"
             for group in load.groups
         ]
+        printed: list[Printed] = []
         with on_core(LOAD_CORE):
             driver = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
-        assert driver.stdout is not None
-        printed: list[Printed] = []
-        for line in driver.stdout:
-            if line.strip() in {"begin", "end"}:
-                tick()
-            else:
-                printed = json.loads(line)
-        if driver.wait() or not printed:
+        with driver:
+            assert driver.stdout is not None
+            for line in driver.stdout:
+                if line.strip() in {"begin", "end"}:
+                    tick()
+                else:
+                    printed = json.loads(line)
+        if driver.returncode or not printed:
             raise SystemExit("the load driver failed")
         return printed
 

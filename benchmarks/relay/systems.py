@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.relay.programs import GATEWAY_CORE, on_core
+from benchmarks.relay.programs import GATEWAY_CORE, on_core, put_first
 
 MODEL = "mock"
 KEY = "a-key-of-this-benchmark-alone"
@@ -154,6 +154,7 @@ def start(name: str, peers: Path, folder: Path, engines: Sequence[int]) -> Syste
             env={**os.environ, **environment},  # noqa: TID251 - a process of its own
             start_new_session=True,
         )
+    put_first(process.pid)
     headers = "key-header" if name == "sluice" else "no-headers"
     system = System(name, port, process, headers, log)
     _wait_ready(system)

@@ -1,4 +1,4 @@
-"""Tables of the figures: medians over the rounds, their spread, what gateways add, what must hold."""
+"""Tables of the figures: medians of the rounds, their spread, what is added, what must hold."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -25,6 +25,7 @@ READING_PATH_LINES_MAX = 1500
 
 # Every command that a document shows, and the test that runs it or what it does.
 SHOWN_COMMANDS = {
+    "sluice serve sim:": "tests/e2e/test_simulated.py",
     "pip install -e . && sluice serve": "tests/e2e/test_readme.py",
     "pip install -e '.[dev]' && ./check": ".ci/run",
     "curl http://127.0.0.1:8000/v1/chat/completions": "tests/e2e/test_readme.py",

@@ -152,7 +152,7 @@ class RelayRig:
         return self.requests_at(replica)
 
     def check_empty(self) -> None:
-        """Nothing is held for anybody: no call, place or turn, and no request at an engine."""
+        """Nothing is held for anybody: no call, place or attempt, and no request at an engine."""
         driver = self.gateway._driver
 
         def is_empty() -> bool:
@@ -161,7 +161,7 @@ class RelayRig:
                 not len(driver._calls)
                 and not driver._fleet.requests
                 and all((p.waiting, p.places) == (0, 0) for p in self.gateway.pools())
-                and not any(one._turns or self.requests_at(one) for one in members)
+                and not any(one._attempts or self.requests_at(one) for one in members)
             )
 
         self.eventually(is_empty)

@@ -18,6 +18,7 @@ from sluice.testing.upstream import (
     Hold,
     Received,
     Script,
+    ScriptedUpstream,
     Send,
     http_chunk,
     stream,
@@ -279,6 +280,31 @@ def test_what_a_dead_engine_holds_goes_elsewhere_though_nothing_bounds_the_answe
             is_dead = True
             assert ((await asked).status, hits(one)) == (200, [1, 1])
             one.upstreams[0].release()
+
+    run(check)
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
+def test_another_model_answers_for_one_whose_engines_fail_and_says_so(tmp_path, streamed):
+    engine = SimulatedVllm()
+
+    async def check():
+        async with ScriptedUpstream(engine.route) as other:
+            table = f"""[models.n]
+engine = "vllm"
+urls = ["http://127.0.0.1:{other.port}"]"""
+            settings = Settings(text='fallback = ["n"]', tables=table)
+            async with front(tmp_path, only(whole(b"", 500)), settings=settings) as one:
+                seen = await one.ask(streamed=streamed, max_tokens=3)
+                assert (seen.status, seen.error, seen.text) == (200, None, text_of(3))
+                assert seen.headers["x-sluice-model"] == "n"
+                assert seen.headers["x-sluice-degraded"].startswith("fallback")
+                forbids = ("x-sluice-degrade", "never")
+                refused = await one.ask(streamed=streamed, headers=[forbids])
+                assert refused.status == 502
+                assert (hits(one), other.hits(CHAT)) == ([4], 1)
+                counted = await one.metrics()
+                assert counted["degradations_total", "m", "fallback"] == 1
 
     run(check)
 

@@ -81,6 +81,12 @@ def test_a_response_is_shortened_by_its_own_name():
     assert json.loads(body)["max_output_tokens"] == 9
 
 
+def test_a_completion_is_shortened_by_the_name_that_engines_heed_there():
+    body = b'{"model":"m","max_completion_tokens":50}'
+    told = json.loads(sent(body, path="/v1/completions", degraded=(Rung.SHORTEN,)))
+    assert told == {"model": "m", "max_completion_tokens": 9, "max_tokens": 9}
+
+
 def test_usage_is_asked_for_beside_the_callers_options():
     body = b'{"model":"m","stream_options":{"vendor":1,"include_usage":false}}'
     options = json.loads(sent(body, streamed=True))["stream_options"]

@@ -53,7 +53,6 @@ def test_the_answer_says_who_gave_it_and_keeps_the_engines_bytes():
 
 
 def test_members_that_nobody_knows_keep_every_byte():
-    """D-20: what a proxy does not know must reach the engine."""
     extra = b'"guided_json" : {"a":[1.0,  1e3, "\\u00e9"]}'
     body = b'{"model":"big", ' + extra + b', "messages": [{"role":"user","content":"x"}]}'
     with relay(engine()) as rig:
@@ -313,7 +312,7 @@ def test_a_shortened_answer_is_asked_for_and_disclosed():
             assert asked == [50, 5]
 
 
-def test_d23_what_a_tenant_reserved_is_settled_by_the_engines_usage():
+def test_what_a_tenant_reserved_is_settled_by_the_engines_usage():
     tenants = {"acme": TenantSection(tokens_per_minute=10_000)}
     section = ServerSection(listen="127.0.0.1:0", trust_tenant_header=True)
     with relay(engine(), settings={"tenants": tenants, "server": section}) as rig:
@@ -339,7 +338,7 @@ def test_weights_share_the_work():
 
 
 def test_a_prompt_goes_back_to_the_engine_that_has_its_beginning():
-    """D-14: a session stays where its prefix is while that pays."""
+    """A session stays where its prefix is while that pays."""
     with relay(engine(), engine()) as rig:
         long: Any = [{"role": "system", "content": "rule " * 2000}]
         rig.chat(messages=[{"role": "user", "content": "other " * 50}])
@@ -451,7 +450,8 @@ def test_bodies_that_are_no_requests_are_refused_here_in_our_words():
 
 def test_a_stream_flag_that_engines_could_read_either_way_is_refused():
     with relay(engine()) as rig:
-        for flag in (1, "true", []):
+        flags: list[Any] = [1, "true", []]
+        for flag in flags:
             answer = rig.post(CHAT, {"model": "big", "messages": MESSAGES, "stream": flag})
             assert (answer.status, answer.json()["error"]["param"]) == (400, "stream")
         assert rig.post(CHAT, {"model": "big", "messages": MESSAGES, "stream": None}).status == 200

@@ -1,10 +1,21 @@
 """Calls that change sides under overload: from a remote engine to a model here, and back."""
 
+import asyncio
+
 import pytest
 
+from sluice.cluster.calls import LiveCalls
+from sluice.cluster.classes import ServiceClasses
+from sluice.cluster.forward import understood
+from sluice.cluster.observer import Observer
+from sluice.cluster.remote_model import RemoteModel
 from sluice.config.sections import ModelSection, SloSection
+from sluice.core.events import Retarget
+from sluice.runtime.generation import Call, ChatPrompt, ModelCard, RawPrompt
+from sluice.telemetry.metrics import Metrics
 from sluice.testing.upstream import Hold, Received, Script
 from tests.cluster.relay_rig import MESSAGES, Leaver, answering, engine, relay
+from tests.cluster.rig import served_model
 
 SIMULATED = "sim:llama-3.1-8b@h100"
 SLO = {"quick": SloSection(overload=("smaller", "queue"))}
@@ -77,3 +88,40 @@ def test_a_call_that_a_model_here_cannot_read_stays_with_its_engine():
         first.until(b"Hello!")
         second.until(b"Hello!")
         assert len(waiting) == 2
+
+
+def test_all_choices_are_made_by_a_model_here_though_the_engine_runs_one_at_a_time():
+    small = {"small": ModelSection(source=SIMULATED)}
+    with relay(
+        answering(lambda _: (Hold(),)),
+        settings=SETTINGS, beside=small, in_flight_max=1, slo="quick", smaller="small",
+    ) as rig, Leaver(rig, BODY):  # fmt: skip
+        rig.eventually(lambda: len(rig.sent()) == 1)
+        answer = rig.post("/v1/chat/completions", {**BODY, "n": 3})
+        assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2]
+        assert answer.json()["usage"]["completion_tokens"] == 15
+
+
+def test_tool_calls_of_a_call_that_changed_sides_are_read():
+    """What takes tool calls out is made of the call that was read, not of its bytes."""
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    prompt = ChatPrompt([{"role": "user", "content": "hi"}], tools=tools)
+    read = Call("a", "tiny", 0, prompt, output_tokens_max=5)
+    body = b'{"model":"big"}'
+    raw = RawPrompt("/v1/chat/completions", body, {}, False, False, (), lambda: read)
+    call = Call("a", "big", 0, raw)
+    big, tiny = RemoteModel(ModelCard("big", 0, 512), ServiceClasses({})), served_model()
+    observer = Observer(Metrics(["big", "tiny"]), None, lambda: 0)
+    calls = LiveCalls(observer, lambda: 0, lambda: None)
+
+    async def check() -> None:
+        calls.add(call, await big.submit(call), big, lambda _: None)
+        effect = Retarget("a", "tiny", 1, 1)
+        given = await understood(calls.call_for_smaller(effect))
+        arrived = calls.arrive_at_smaller(effect, given, await tiny.submit(given), tiny)
+        assert arrived is not None
+        assert arrived.request.prompt
+        assert arrived.request.output_tokens_max == 5
+        assert calls._live["a"].tools is not None
+
+    asyncio.run(check())

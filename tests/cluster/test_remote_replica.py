@@ -26,9 +26,7 @@ DOWN = Probe(0, Health.DOWN, None, "refused")
 class FakeEngine:
     """An engine whose probes are scripted; the last one is what it stays at."""
 
-    def __init__(
-        self, *probes: Probe, facts: EngineFacts = EngineFacts(("weights",), 4096)
-    ) -> None:
+    def __init__(self, *probes: Probe, facts: EngineFacts = FACTS) -> None:
         self._probes, self._facts = list(probes), facts
         self.probed_s: list[float] = []
 

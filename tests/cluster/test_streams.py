@@ -139,7 +139,7 @@ def test_a_stream_is_settled_once_a_replica_has_it_or_it_is_over(news):
         source = stream()
         waiting = asyncio.create_task(source.settled())
         await asyncio.sleep(0)
-        source.retargeted("small")
+        source.retargeted("small", Rung.SMALLER)
         source.shortened(5)
         await asyncio.sleep(0)
         assert not waiting.done()

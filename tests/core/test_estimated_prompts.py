@@ -52,6 +52,16 @@ def test_an_estimate_waits_and_is_reserved_like_tokens():
     assert tokens_left(driver) == 1000 - 405 - 70
 
 
+def test_a_whole_answer_counts_for_the_share_of_its_tenant_like_a_stream():
+    driver = two_replicas()
+    driver.arrive(0, unread("a", tenant="acme"), unread("b", tenant="other"))
+    driver.at(1, Ended("a", EndReason.STOP, Usage(100, 0, 5000), PhaseTimes()))
+    driver.arrive(1, unread("c", tenant="acme"))
+    shares = driver.fleet._pools["m"]._shares
+    assert shares.ahead("acme")
+    assert not shares.ahead("other")
+
+
 def test_numbers_that_stand_for_text_lead_to_the_replica_that_has_it():
     driver = two_replicas()
     first = unread("a", 200, prefixes=(11, 12, 13))

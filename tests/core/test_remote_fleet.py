@@ -20,13 +20,14 @@ from sluice.core.events import (
     ReplicaLost,
     ReplicaReady,
     ReplicaReported,
+    Retarget,
     StartReplica,
     Tick,
     WakeAt,
 )
 from sluice.core.limits import PoolLimits, RemoteLimits, RetryLimits
 from sluice.core.quota import Left, QuotaLeft
-from sluice.core.request import EndReason
+from sluice.core.request import EndReason, Rung
 from sluice.core.window import FIRST
 from tests.core.fleet_rig import LIMITS, Driver, dispatched, rejects, report, request, seconds
 
@@ -299,3 +300,72 @@ def test_d20_with_all_reports_old_remote_replicas_share_the_requests_and_none_is
             driver.complete(now_s + 0.05, name)
     assert sum(picked.values()) == 99
     assert all(28 <= count <= 38 for count in picked.values())
+
+
+# -------------------------------------------------------------------------------------- fallback
+
+
+def with_fallback() -> Driver:
+    pools = [
+        PoolLimits("m", ("a",), remote=RemoteLimits(), fallback=("n", "o")),
+        PoolLimits("n", ("b",), remote=RemoteLimits()),
+        PoolLimits("o", ("c",)),
+    ]
+    driver = Driver(*pools)
+    driver.at(0, *(ReplicaReady(name, WIDE) for name in ("a", "b", "c")))
+    return driver
+
+
+def gone(driver: Driver, *names: str) -> None:
+    driver.at(1, *(ReplicaLost(name, "gone", keeps_board=True) for name in names))
+
+
+def test_a_model_of_which_nothing_serves_is_answered_by_the_first_other_that_does():
+    driver = with_fallback()
+    gone(driver, "a")
+    (effect,) = driver.arrive(2, request("r"))
+    assert isinstance(effect, Retarget)
+    assert (effect.model, effect.rung) == ("n", Rung.FALLBACK)
+    gone(driver, "b")
+    (effect,) = driver.arrive(2, request("s"))
+    assert isinstance(effect, Retarget)
+    assert effect.model == "o"
+    assert driver.fleet.refusal_before("m", request("t"), driver.now_ns) is None
+
+
+def test_who_forbids_it_or_has_fallen_back_before_is_refused():
+    driver = with_fallback()
+    gone(driver, "a")
+    for asked in (request("r", may_fall_back=False), request("s", degraded=(Rung.FALLBACK,))):
+        (refused,) = rejects(driver.arrive(2, asked))
+        assert (refused.status, refused.reason) == (503, "not_ready")
+
+
+def test_a_request_whose_attempts_all_failed_goes_to_another_remote_model_once():
+    driver = with_fallback()
+    driver.arrive(1, request("r"))
+    driver.at(1, failed("r"))
+    ((_, again),) = woken(driver, 2)
+    assert isinstance(again, Dispatch)
+    (effect,) = driver.at(2, failed("r"))
+    assert isinstance(effect, Retarget)
+    assert (effect.model, driver.fleet.requests, driver.pool.places) == ("n", 0, 0)
+    fallen = request("r", degraded=(Rung.FALLBACK,))
+    assert dispatched(driver.arrive(2, fallen, model="n")) == [("r", "b")]
+    driver.at(3, failed("r"))
+    woken(driver, 4)
+    assert isinstance(driver.at(4, failed("r"))[0], Fail)
+
+
+def test_a_request_that_was_begun_to_be_relayed_does_not_go_to_a_model_that_batches_here():
+    driver = with_fallback()
+    gone(driver, "b")
+    driver.arrive(1, request("r"))
+    driver.at(1, failed("r"))
+    woken(driver, 2)
+    assert isinstance(driver.at(2, failed("r"))[0], Fail)
+
+
+def test_a_busy_model_is_no_reason_to_fall_back():
+    driver = with_fallback()
+    assert len(driver.arrive(1, *(request(f"r{n}") for n in range(20)))) == FIRST

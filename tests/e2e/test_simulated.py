@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
@@ -47,12 +48,13 @@ def client(fleet: ServerProcess) -> Iterator[openai.OpenAI]:
         yield connected
 
 
-def chat(content: str, **options: object) -> dict[str, object]:
+def chat(content: str, **options: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], **options}
 
 
 def test_a_stream_comes_at_the_pace_of_the_hardware(client):
-    times_s, usage = [], None
+    times_s: list[float] = []
+    usage: Any = None
     stream = client.chat.completions.create(
         model="fast", **chat("Hello", max_tokens=60), stream=True,
         stream_options={"include_usage": True},

@@ -22,7 +22,7 @@ from sluice.testing.gateway import FakeGateway
 from sluice.testing.operations import FakeOperations
 from sluice.testing.upstream import Received, Script, Until, whole
 from sluice.wiring.gateway import tenant_limits
-from tests.cluster.relay_rig import answering, relay
+from tests.cluster.relay_rig import answering, engine, relay
 from tests.server.test_overload_page import KEY, SECTION, Start, start
 from tests.server.wire_client import ask, connected, post, read_until
 
@@ -163,3 +163,25 @@ def test_a_tenant_cannot_pass_its_limits_on_any_route_of_a_remote_model(remote, 
             rig.thread.loop.call_soon_threadsafe(gates[-1].set)
             assert held.result().status == 200
             assert rig.post(path, work, **key).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_a_limit_that_an_engine_may_not_heed_reserves_no_less(path):
+    tenants = {"acme": replace(TenantSection(), tokens_per_minute=500)}
+    section = ServerSection(listen="127.0.0.1:0", tenant_key_digests=((digest("k"), "acme"),))
+    names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+    with relay(engine(), settings={"server": section, "tenants": tenants}) as rig:
+        for large in names:
+            body = {**WORK[path], "model": "big", **dict.fromkeys(names, 1), large: 600}
+            answer = rig.post(path, body, authorization="Bearer k")
+            assert (answer.status, answer.error["code"]) == (429, "tokens_per_minute")
+        assert not rig.sent()
+
+
+@pytest.mark.parametrize("fields", [{"n": 129}, {"prompt": ["x"] * 65, "n": 2}])
+def test_choices_of_one_request_are_bounded_for_remote_models_too(fields):
+    with relay(engine()) as rig:
+        answer = rig.post("/v1/completions", {"model": "big", "prompt": "x", **fields})
+        assert (answer.status, answer.error["param"]) == (400, "n")
+        assert "the limit is 128" in answer.error["message"]
+        assert not rig.sent()

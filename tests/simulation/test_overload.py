@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sluice.core.door import late_whatever
-from sluice.core.events import Cancelled
+from sluice.core.events import Cancelled, ReplicaReported
 from tests.simulation.overload import GPU, TTFT_NS, Overload, S, peak_over_mean, quantile
 
 # What one replica serves of these requests within their targets, in requests per second.
@@ -181,13 +181,13 @@ def test_all_clients_leave_at_once_and_the_next_one_is_served_at_once():
 
 def test_replicas_that_report_no_more_are_served_on_own_counts():
     run = Overload(1)
-    report = run.core._reported
+    handle = run.core.handle
 
-    def until_then(event, now_ns):
-        if now_ns < 20 * S:
-            report(event, now_ns)
+    def mute(event, now_ns):
+        is_lost = isinstance(event, ReplicaReported) and now_ns >= 20 * S
+        return [] if is_lost else handle(event, now_ns)
 
-    vars(run.core)["_reported"] = until_then
+    vars(run.core)["handle"] = mute
     run.poisson(1.5 * CAPACITY, 1, 60)
     run.run()
     later = [call for call in run.served() if call.request.arrived_ns > 25 * S]

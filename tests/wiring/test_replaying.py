@@ -1,5 +1,7 @@
 """Journal and settings to the fleet of a replay: what is recorded, set, and changed."""
 
+from dataclasses import replace
+
 import pytest
 
 from sluice.config.load import load_settings
@@ -46,6 +48,12 @@ def test_what_the_settings_do_not_name_is_as_recorded(tmp_path):
     given = settings(file=file)
     assert given.models["m"].replicas.min == 3
     assert given.slo["chat"] == SloSection(ttft_s=2.0, tpot_s=0.05, tier=0)
+
+
+def test_classes_of_unknown_targets_have_none():
+    nothing = replace(recorded(), classes={})
+    plain = settings_of(nothing, load_settings(None, [], {}, secrets=False))
+    assert plain.slo == {"chat": SloSection()}
 
 
 def test_replicas_batch_as_recorded_but_for_what_is_changed():

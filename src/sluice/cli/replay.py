@@ -12,6 +12,8 @@ from sluice.cli.simulate import BadInput, load_ns
 from sluice.cli.simulate_report import document, print_beside
 from sluice.cli.telling import Told
 from sluice.config.load import load_settings
+from sluice.config.sections import SloSection
+from sluice.config.settings import Settings
 from sluice.config.sources import Override
 from sluice.planner.faults import fault_named
 from sluice.planner.names import CannotPlan
@@ -86,7 +88,7 @@ def _outcomes(journal: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Outcom
         faults = tuple(fault_named(text, changed.replica_ids) for text in asked["faults"])
         changed = SimulatedFleet(changed.pools, changed.tenants, starts_ns, faults)
         outcomes["changed"] = _played(traffic, changed, asked["seed"])
-    return outcomes, _notes(recorded)
+    return outcomes, _notes(recorded, plain)
 
 
 def _played(traffic: RecordedTraffic, fleet: SimulatedFleet, seed: int) -> Outcome:
@@ -95,9 +97,14 @@ def _played(traffic: RecordedTraffic, fleet: SimulatedFleet, seed: int) -> Outco
         return simulate(traffic, fleet, seed=seed, span=Span(requests, told=told.at))
 
 
-def _notes(recorded: Recorded) -> list[str]:
+def _notes(recorded: Recorded, settings: Settings) -> list[str]:
     """What limits the comparison."""
     notes = list(recorded.problems)
+    notes += [
+        f"no targets are known of class {name}: give the settings of the server with -c"
+        for name in sorted(recorded.classes_named)
+        if settings.slo[name] == SloSection()
+    ]
     unknown = sum(one.ended is None or one.ended.reason not in ("stop", "length")
                   for one in recorded.requests)  # fmt: skip
     if unknown:

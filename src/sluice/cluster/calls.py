@@ -124,11 +124,12 @@ class LiveCalls:
         return replace(self._live[effect.request_id].call, model=effect.model)
 
     def arrive_at_smaller(
-        self, effect: Retarget, submit: Submit | Forward, served: AnyModel
+        self, effect: Retarget, call: Call, submit: Submit | Forward, served: AnyModel
     ) -> Arrived | None:
         """The call goes to the smaller model, if that can hold it; ``None`` where it is over.
 
-        What was agreed for it stays: its class, its times and the limit of its output.
+        ``call`` is as that model reads it. What was agreed for it stays: its class, its times and
+        the limit of its output.
         """
         live = self._live.get(effect.request_id)
         if live is None:
@@ -142,13 +143,15 @@ class LiveCalls:
             prompt=asked.prompt,
             prompt_estimate=asked.prompt_estimate,
             prefixes=asked.prefixes,
+            choices=asked.choices,
             output_tokens_max=output_tokens_max,
             degraded=(*live.request.degraded, effect.rung),
         )
         live.submit = structs.replace(submit, request=request)
-        live.tools = served.tool_calls(live.call)
+        live.tools = served.tool_calls(call)
         live.stream.retargeted(effect.model, effect.rung)
-        self._observer.retargeted(effect)
+        whole = isinstance(submit, Forward) and not submit.raw.streamed
+        self._observer.retargeted(effect, whole=whole)
         return Arrived(effect.model, request)
 
     def stay_at_larger(self, effect: Retarget) -> Arrived | None:

@@ -16,7 +16,7 @@ from sluice.cluster.forward import Forward, understood
 from sluice.cluster.local import ReplicaListener, ReplicaProcess
 from sluice.cluster.observer import Observer
 from sluice.cluster.readiness import crash_loops, is_whole, readiness, serves
-from sluice.cluster.relay import Relay, Turn
+from sluice.cluster.relay import Attempt, Relay
 from sluice.cluster.remote import RemoteListener, RemoteReplica
 from sluice.cluster.remote_model import RemoteModel
 from sluice.cluster.upstream_errors import outcome_of, rest_ns_of
@@ -289,9 +289,9 @@ class FleetDriver:
         """What a remote replica answers, for the journal."""
         self._calls.recorded(request_id, raw)
 
-    def failed(self, replica_id: str, turn: Turn, error: UpstreamError) -> None:
+    def failed(self, replica_id: str, attempt: Attempt, error: UpstreamError) -> None:
         """A remote replica gave no whole answer to a call; the fleet may let another one try."""
-        request_id, outcome = turn.request_id, outcome_of(error)
+        request_id, outcome = attempt.request_id, outcome_of(error)
         self._observer.attempt_failed(request_id, replica_id, outcome, error.summary)
         if outcome is not Outcome.VOID:
             self._handle(AttemptFailed(request_id, outcome, error.summary, rest_ns_of(error)))
@@ -395,7 +395,7 @@ class FleetDriver:
             except (RequestError, Overloaded):
                 arrived = self._calls.stay_at_larger(effect)
             else:
-                arrived = self._calls.arrive_at_smaller(effect, submit, served)
+                arrived = self._calls.arrive_at_smaller(effect, call, submit, served)
             failed = False
         finally:
             if failed:

@@ -19,6 +19,8 @@ from sluice.runtime.generation import Call, RawPrompt
 
 # The members that say how long an output may get.
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+# The one that engines heed where there is one only.
+_LIMIT_OF = {"/v1/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
 # Routes whose streams tell their usage only where ``stream_options`` asks for it.
 _WITH_STREAM_OPTIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
 # Reading a larger body would hold up the event loop.
@@ -63,8 +65,9 @@ def body_for(forward: Forward, wording: Wording) -> bytes:
         changes["model"] = wording.model
     if Rung.SHORTEN in request.degraded:
         present = [name for name in _LIMITS if name in raw.fields]
-        default = "max_output_tokens" if raw.path == "/v1/responses" else "max_tokens"
-        changes |= dict.fromkeys(present or [default], request.output_tokens_max)
+        # Chats have two names for it, and some engines refuse a request with both.
+        heeded = _LIMIT_OF.get(raw.path) or (present or ["max_tokens"])[0]
+        changes |= dict.fromkeys([*present, heeded], request.output_tokens_max)
     if raw.streamed and not raw.shows_usage and raw.path in _WITH_STREAM_OPTIONS:
         changes["stream_options"] = _stream_options(raw.fields)
     id_field = wording.dialect.id_field

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sluice.cluster.calls import AnyModel
-from sluice.cluster.classes import ServiceClasses
-from sluice.cluster.fleet_driver import FleetDriver, Launch
+from sluice.cluster.fleet_driver import FleetDriver
 from sluice.cluster.forward import Forward
 from sluice.cluster.observer import Observer
+from sluice.cluster.operated import Operated
 from sluice.core.errors import ModelNotFound, Overloaded, RequestError
-from sluice.core.events import Reconfigured
 from sluice.core.pools import PoolView
 from sluice.core.tenants import Allowance
 from sluice.runtime.generation import (
@@ -111,29 +110,10 @@ class LocalGateway:
         known = refused.model if refused.model in self._models else ""
         self._observer.refused_early(replace(refused, model=known))
 
-    # ---------------------------------------------------------------------------------- operator
-
-    def reconfigure(
-        self,
-        limits: Reconfigured,
-        classes: Mapping[str, ServiceClasses],
-        launch: Launch,
-        told: Mapping[str, str],
-    ) -> None:
-        """Hold to other limits, and to other classes by model.
-
-        ``launch`` makes replicas that are new. ``told`` goes into the journal.
-        """
-        self._driver.reconfigure(limits, launch)
-        for name, served in self._models.items():
-            served.classes = classes[name]
-            self._observer.know_classes(classes[name].names)
-        self._observer.changed("reload", told)
-
-    def drain_replica(self, replica_id: str, *, on: bool) -> None:
-        """Give a replica nothing more, or use it again. Raises ``KeyError`` for an unknown id."""
-        self._driver.drain_replica(replica_id, on=on)
-        self._observer.changed("drain" if on else "undrain", {"replica": replica_id})
+    @property
+    def operated(self) -> Operated:
+        """What its operator may change while it serves."""
+        return Operated(self._driver, self._models, self._observer)
 
     # ---------------------------------------------------------------------------------- lifetime
 

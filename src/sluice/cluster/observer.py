@@ -203,13 +203,15 @@ class Observer:
             )
         )
 
-    def retargeted(self, effect: Retarget) -> None:
+    def retargeted(self, effect: Retarget, *, whole: bool = False) -> None:
         """The call arrives at a smaller model; all that happens counts for that one from here on.
 
-        It is degraded where that model takes it.
+        ``whole`` says that a remote engine answers in one piece there. It is degraded where that
+        model takes it.
         """
         timing = self._timings[effect.request_id]
         timing.handed_over_by, timing.handed_over = timing.model, effect.rung
+        timing.whole = whole
         self._metrics.arrived(effect.model)
         timing.model, timing.arrived_ns = effect.model, self._clock()
         self._write(

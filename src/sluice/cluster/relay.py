@@ -1,9 +1,10 @@
 """The answer of a remote engine on its way to the client, pulled by the server's own task.
 
-A ``Relay`` belongs to one call; each dispatch of the call gives it a ``Turn`` at one replica. What
-comes before the first output is held back, so that until then another replica can still answer.
-Whether one does is the fleet's decision: a turn that failed tells its replica's listener, and the
-relay goes on with the next turn or, where the call is over, raises what its client is to be told.
+A ``Relay`` belongs to one call; each dispatch of the call gives it an ``Attempt`` at one replica.
+What comes before the first output is held back, so that until then another replica can still
+answer. Whether one does is the fleet's decision: an attempt that failed tells its replica's
+listener, and the relay goes on with the next attempt or, where the call is over, raises what its
+client is to be told.
 """
 
 import asyncio
@@ -31,13 +32,13 @@ class Relay:
     def __init__(self, stream: PieceStream, forward: Forward) -> None:
         self._stream = stream
         self.forward = forward
-        self._next: Turn | None = None
-        self._present: Turn | None = None
+        self._next: Attempt | None = None
+        self._present: Attempt | None = None
         self._fault: UpstreamError | None = None
 
-    def take(self, turn: "Turn") -> None:
+    def take(self, attempt: "Attempt") -> None:
         """The call is dispatched."""
-        self._next = turn
+        self._next = attempt
 
     def __aiter__(self) -> AsyncIterator[tuple[bytes, bool]]:
         """Pass the answer on; see ``runtime.streams.Relay``."""
@@ -45,34 +46,34 @@ class Relay:
 
     async def __anext__(self) -> tuple[bytes, bool]:
         # No generators on this path: one costs more than all that is done here for a piece.
-        while (turn := self._present or await self._turn()) is not None:
-            self._present = turn
+        while (attempt := self._present or await self._attempt()) is not None:
+            self._present = attempt
             try:
-                piece = await turn.piece()
+                piece = await attempt.piece()
             except UpstreamError as error:
                 fault: UpstreamError | None = error
             else:
-                fault = turn.broken
+                fault = attempt.broken
                 if piece is not None:
                     return piece
             if fault is None:
                 raise StopAsyncIteration
             self._present, self._fault = None, fault
-            turn.on_failed(turn, fault)
+            attempt.on_failed(attempt, fault)
         if self._fault is not None:
             raise error_for_client(self._fault) from self._fault
         raise StopAsyncIteration
 
-    async def _turn(self) -> "Turn | None":
-        """The next turn, ``None`` where the call is over."""
+    async def _attempt(self) -> "Attempt | None":
+        """The next attempt, ``None`` where the call is over."""
         while self._next is None and not self._stream.over:
             await self._stream.news()
-        turn, self._next = self._next, None
-        return None if self._stream.over else turn
+        attempt, self._next = self._next, None
+        return None if self._stream.over else attempt
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class Attempt:
     """One attempt at one replica. ``clock`` gives monotonic nanoseconds.
 
     ``on_begun`` is told of the head of an answer, ``on_tokens`` of output that goes out,
@@ -84,11 +85,11 @@ class Turn:
     engine: StreamExecutor
     asked: UpstreamRequest
     clock: Callable[[], int]
-    on_begun: "Callable[[Turn, Answer], None]"
-    on_tokens: "Callable[[Turn, int], None]"
-    on_ended: "Callable[[Turn, Answer], None]"
-    on_failed: "Callable[[Turn, UpstreamError], None]"
-    on_text: "Callable[[Turn, bytes], None] | None" = None
+    on_begun: "Callable[[Attempt, Answer], None]"
+    on_tokens: "Callable[[Attempt, int], None]"
+    on_ended: "Callable[[Attempt, Answer], None]"
+    on_failed: "Callable[[Attempt, UpstreamError], None]"
+    on_text: "Callable[[Attempt, bytes], None] | None" = None
     dispatched_ns: int = 0
     first_ns: int | None = None
     tokens: int = 0

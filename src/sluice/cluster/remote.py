@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sluice.cluster.forward import Forward, Wording, body_for
-from sluice.cluster.relay import Relay, Turn
+from sluice.cluster.relay import Attempt, Relay
 from sluice.cluster.remote_model import BLOCK_TOKENS, CONTEXT_TOKENS_UNKNOWN, RemoteModel
 from sluice.core.events import ReplicaLimits, Report
 from sluice.core.quota import QuotaLeft
@@ -65,7 +65,7 @@ class RemoteListener(Protocol):
         """Output of a call goes out to its client."""
         ...
 
-    def failed(self, replica_id: str, turn: Turn, error: UpstreamError) -> None:
+    def failed(self, replica_id: str, attempt: Attempt, error: UpstreamError) -> None:
         """A call got no whole answer; this replica has nothing more to do with it."""
         ...
 
@@ -118,7 +118,7 @@ class RemoteReplica:
         self._engine, self._terms, self._model = engine, terms, model
         self._listener, self._clock = listener, clock
         self._wording = Wording(terms.dialect, terms.model or terms.name, terms.priority)
-        self._turns: dict[str, Turn] = {}
+        self._attempts: dict[str, Attempt] = {}
         self._watch: asyncio.Task[None] | None = None
         self._started_ns: int | None = None  # while it is asked for and does not serve
         self._serves = False
@@ -141,7 +141,7 @@ class RemoteReplica:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
-        for request_id in list(self._turns):
+        for request_id in list(self._attempts):
             self._end_unfinished(request_id, EndReason.CANCELLED, "")
         await self._engine.close()
 
@@ -159,7 +159,7 @@ class RemoteReplica:
             if self._started_ns is not None:
                 await self._became_ready(self._started_ns)
             if self._serves and (probe.gauges or self._terms.dialect.metrics_path is None):
-                report = _report(probe.gauges, len(self._turns), self._blocks)
+                report = _report(probe.gauges, len(self._attempts), self._blocks)
                 self._listener.received(self.replica_id, [Load(report)])
             return
         self._faults += 1
@@ -180,8 +180,8 @@ class RemoteReplica:
         if self._serves or silence_s is None or at_ns - self._parted_ns < silence_s * 1e9:
             return
         why = f"it has answered no probe well for {silence_s:g} s"
-        for turn in [one for one in self._turns.values() if one.first_ns is None]:
-            turn.break_off(Lost(self.replica_id, why))
+        for attempt in [one for one in self._attempts.values() if one.first_ns is None]:
+            attempt.break_off(Lost(self.replica_id, why))
 
     async def _became_ready(self, started_ns: int) -> None:
         facts = await self._engine.facts()
@@ -200,13 +200,13 @@ class RemoteReplica:
         """Give it a call, which its relay asks for then, or take one back."""
         match message:
             case Relay():
-                turn = self._turn(message.forward)
-                self._turns[turn.request_id] = turn
-                message.take(turn)
+                attempt = self._attempt(message.forward)
+                self._attempts[attempt.request_id] = attempt
+                message.take(attempt)
             case Cancel():
                 self._cancel(message.request_id)
 
-    def _turn(self, forward: Forward) -> Turn:
+    def _attempt(self, forward: Forward) -> Attempt:
         raw, request = forward.raw, forward.request
         asked = UpstreamRequest(
             id=request.id,
@@ -218,7 +218,7 @@ class RemoteReplica:
             deadlines=self._terms.deadlines,
         )
         now_ns = self._clock()
-        turn = Turn(
+        attempt = Attempt(
             forward, self._engine, asked, self._clock,
             self._on_begun, self._on_tokens, self._on_ended, self._on_failed,
             self._on_text if self._listener.records_text else None, now_ns,
@@ -226,37 +226,37 @@ class RemoteReplica:
         if request.deadline_ns is not None:
             left_s = max(0, request.deadline_ns - now_ns) / 1e9
             loop = asyncio.get_running_loop()
-            turn.expiry = loop.call_later(left_s, self._expire, request.id)
-        return turn
+            attempt.expiry = loop.call_later(left_s, self._expire, request.id)
+        return attempt
 
-    def _on_begun(self, turn: Turn, answer: Answer) -> None:
-        self._tell_quota(turn, answer.headers)
+    def _on_begun(self, attempt: Attempt, answer: Answer) -> None:
+        self._tell_quota(attempt, answer.headers)
 
-    def _tell_quota(self, turn: Turn, headers: Headers) -> None:
+    def _tell_quota(self, attempt: Attempt, headers: Headers) -> None:
         left = quota_left(headers)
         if left is not None:
-            self._listener.told(self.replica_id, turn.request_id, left)
+            self._listener.told(self.replica_id, attempt.request_id, left)
 
-    def _on_text(self, turn: Turn, raw: bytes) -> None:
-        self._listener.recorded(turn.request_id, raw)
+    def _on_text(self, attempt: Attempt, raw: bytes) -> None:
+        self._listener.recorded(attempt.request_id, raw)
 
-    def _on_tokens(self, turn: Turn, tokens: int) -> None:
-        self._listener.passed(turn.request_id, tokens)
+    def _on_tokens(self, attempt: Attempt, tokens: int) -> None:
+        self._listener.passed(attempt.request_id, tokens)
 
-    def _on_ended(self, turn: Turn, answer: Answer) -> None:
+    def _on_ended(self, attempt: Attempt, answer: Answer) -> None:
         told = answer.usage()
         if told.prompt_tokens is not None:
-            self._model.learn(turn.forward.text_bytes, told.prompt_tokens)
+            self._model.learn(attempt.forward.text_bytes, told.prompt_tokens)
         prompt_tokens = told.prompt_tokens
         if prompt_tokens is None:
-            prompt_tokens = turn.forward.request.prompt_tokens
+            prompt_tokens = attempt.forward.request.prompt_tokens
         usage = Usage(prompt_tokens, told.cached_tokens or 0, told.completion_tokens)
-        reason = EndReason.LENGTH if turn.cut else EndReason.STOP
+        reason = EndReason.LENGTH if attempt.cut else EndReason.STOP
         times = answer.engine_times()
-        phases = self._phases(turn, times.prefill_s or times.first_token_s)
+        phases = self._phases(attempt, times.prefill_s or times.first_token_s)
         first_s = times.first_token_s
         ended = RequestEnded(
-            turn.request_id,
+            attempt.request_id,
             reason,
             usage,
             phases,
@@ -265,23 +265,21 @@ class RemoteReplica:
             is_estimated=told.estimated,
             engine_ttft_ns=None if first_s is None else round(first_s * 1e9),
         )
-        self._end(turn, ended)
+        self._end(attempt, ended)
 
-    def _on_failed(self, turn: Turn, error: UpstreamError) -> None:
-        self._forget(turn)
+    def _on_failed(self, attempt: Attempt, error: UpstreamError) -> None:
+        self._forget(attempt)
         if error.reply is not None:
-            self._tell_quota(turn, error.reply.headers)
-        self._listener.failed(self.replica_id, turn, error)
+            self._tell_quota(attempt, error.reply.headers)
+        self._listener.failed(self.replica_id, attempt, error)
 
     def _cancel(self, request_id: str) -> None:
         """Stop a call at once and say so afterwards: who cancels it may have an ending for it."""
-        turn = self._turns.get(request_id)
-        if turn is not None:
-            turn.leave()
+        attempt = self._attempts.get(request_id)
+        if attempt is not None:
+            attempt.leave()
             loop = asyncio.get_running_loop()
-            loop.call_soon(
-                self._end_unfinished, request_id, EndReason.CANCELLED, "the client left"
-            )
+            loop.call_soon(self._end_unfinished, request_id, EndReason.CANCELLED, "the client left")
 
     def _expire(self, request_id: str) -> None:
         error = "The deadline passed before the answer was complete."
@@ -289,34 +287,34 @@ class RemoteReplica:
 
     def _end_unfinished(self, request_id: str, reason: EndReason, error: str) -> None:
         """Leave a call: the engine is told by the connection that ends."""
-        turn = self._turns.get(request_id)
-        if turn is not None:
-            turn.leave()
-            usage = Usage(turn.forward.request.prompt_tokens, 0, turn.tokens)
-            phases = self._phases(turn, None)
-            self._end(turn, RequestEnded(request_id, reason, usage, phases, 0, error))
+        attempt = self._attempts.get(request_id)
+        if attempt is not None:
+            attempt.leave()
+            usage = Usage(attempt.forward.request.prompt_tokens, 0, attempt.tokens)
+            phases = self._phases(attempt, None)
+            self._end(attempt, RequestEnded(request_id, reason, usage, phases, 0, error))
 
-    def _end(self, turn: Turn, ended: RequestEnded) -> None:
-        self._forget(turn)
+    def _end(self, attempt: Attempt, ended: RequestEnded) -> None:
+        self._forget(attempt)
         self._listener.received(self.replica_id, [ended])
 
-    def _forget(self, turn: Turn) -> None:
-        self._turns.pop(turn.request_id, None)
-        if turn.expiry is not None:
-            turn.expiry.cancel()
+    def _forget(self, attempt: Attempt) -> None:
+        self._attempts.pop(attempt.request_id, None)
+        if attempt.expiry is not None:
+            attempt.expiry.cancel()
 
-    def _phases(self, turn: Turn, prefill_s: float | None) -> PhaseTimes:
+    def _phases(self, attempt: Attempt, prefill_s: float | None) -> PhaseTimes:
         """Time in the gateway until the dispatch is told as admission, as replicas do.
 
         Where an answer was not streamed the engine's own word divides it, if it gives one.
         """
-        request, now_ns = turn.forward.request, self._clock()
-        first_ns = turn.first_ns
+        request, now_ns = attempt.forward.request, self._clock()
+        first_ns = attempt.first_ns
         if first_ns is None:
-            first_ns = turn.dispatched_ns + round((prefill_s or 0.0) * 1e9)
+            first_ns = attempt.dispatched_ns + round((prefill_s or 0.0) * 1e9)
         return PhaseTimes(
-            admission_ns=turn.dispatched_ns - request.arrived_ns,
-            prefill_ns=first_ns - turn.dispatched_ns,
+            admission_ns=attempt.dispatched_ns - request.arrived_ns,
+            prefill_ns=first_ns - attempt.dispatched_ns,
             decode_ns=max(0, now_ns - first_ns),
         )
 

@@ -118,15 +118,10 @@ def _measured(raw: RawPrompt) -> tuple[int, tuple[int, ...]]:
 
     A list of token ids counts about as many bytes for each as text does: nothing is parsed for it.
     """
-    text_bytes, first = 0, None
-    for name in _TEXTS:
-        text: Any = raw.fields.get(name)
-        if text is not None:
-            text = memoryview(text)
-            text_bytes += len(text)
-            first = text if first is None else first
-    if first is None:
-        return text_bytes, ()
+    texts: list[Any] = [memoryview(raw.fields[name]) for name in _TEXTS if name in raw.fields]
+    if not texts:
+        return 0, ()
+    text_bytes, first = sum(map(len, texts)), texts[0]
     chain, hashes = hash(raw.path), []
     for end in range(_BLOCK_BYTES, min(len(first), _BLOCKS_MAX * _BLOCK_BYTES) + 1, _BLOCK_BYTES):
         chain = hash((chain, bytes(first[end - _BLOCK_BYTES : end])))

@@ -5,7 +5,7 @@ Filled and read by ``observer`` alone.
 
 from dataclasses import dataclass, field
 
-from sluice.core.request import Request
+from sluice.core.request import Request, Rung
 from sluice.runtime.generation import Delta
 from sluice.telemetry.records import RequestText
 

@@ -96,8 +96,9 @@ def shut(pool: Pool, now_ns: int) -> Refusal | None:
     Breakers that are open are told as such; a rest that the engines asked for only where it
     outlasts the longest wait.
     """
-    if any(replica.is_serving and not replica.shut_ns(now_ns) for replica in pool.replicas):
-        return None
+    for replica in pool.replicas:
+        if replica.is_serving and not replica.shut_ns(now_ns):
+            return None
     ready = pool.ready()
     if not ready or any(not replica.shut_ns(now_ns) for replica in ready):
         return None

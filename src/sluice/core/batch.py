@@ -11,6 +11,7 @@ from itertools import chain
 
 from sluice.core.costmodel import Load
 from sluice.core.kv import BlockLedger
+from sluice.core.lifecycle import SequenceState
 from sluice.core.request import EndReason
 from sluice.core.sequence import Generation, Sequence
 from sluice.core.step import Plan, Row, Sampled
@@ -74,22 +75,30 @@ class Batch:
         """
         emitted: list[Sampled] = []
         complete: list[Complete] = []
-        size, rows = ledger.block_size, len(self.decodes)
-        for sequence, token in zip(self.decodes, sampled, strict=False):
+        size, fresh = ledger.block_size, list(zip(self.decodes, sampled, strict=False))
+        for sequence in self.decodes:
             computed = sequence.computed = sequence.computed + 1
             if computed % size == 0:
                 ledger.publish(sequence.table, sequence.tokens, computed)
-            if not sequence.generation.leaving:
-                _extend(sequence, token, emitted, complete)
-        tokens = iter(sampled[rows:])
+        tokens = iter(sampled[len(fresh) :])
         for sequence, count in self.chunks:
-            last = next(tokens) if count == sequence.pending else None
+            if count == sequence.pending:
+                fresh.append((sequence, next(tokens)))
             sequence.computed += count
             if sequence.computed % size < count:
                 ledger.publish(sequence.table, sequence.tokens, sequence.computed)
-            if last is not None and not sequence.generation.leaving:
+        for sequence, token in fresh:
+            if sequence.generation.leaving:
+                continue
+            if sequence.state is SequenceState.PREFILL:
                 sequence.begin_decode(now_ns)
-                _extend(sequence, last, emitted, complete)
+            sequence.tokens.append(token.token)
+            sequence.produced += 1
+            emitted.append(token)
+            if token.stop is not None:
+                complete.append((sequence, EndReason.STOP))
+            elif sequence.produced >= sequence.output_limit:
+                complete.append((sequence, EndReason.LENGTH))
         return emitted, complete
 
     # --------------------------------------------------------------------------------- stretches
@@ -135,16 +144,3 @@ class Batch:
         for sequence in self.decodes:
             sequence.computed += steps
             sequence.produced += steps
-
-
-def _extend(
-    sequence: Sequence, token: Sampled, emitted: list[Sampled], complete: list[Complete]
-) -> None:
-    """A sequence got its next token: note it, and whether the sequence is complete with it."""
-    sequence.tokens.append(token.token)
-    sequence.produced += 1
-    emitted.append(token)
-    if token.stop is not None:
-        complete.append((sequence, EndReason.STOP))
-    elif sequence.produced >= sequence.output_limit:
-        complete.append((sequence, EndReason.LENGTH))

@@ -175,8 +175,10 @@ class Fleet:
         """Why nothing at all is accepted for this model."""
         if self._drain_by_ns is not None:
             return Refusal(503, "draining", 0, 0, max(0, self._drain_by_ns - now_ns))
-        serves = any(replica.is_serving for replica in pool.replicas)
-        return shut(pool, now_ns) if serves else pool.not_ready(now_ns)
+        for replica in pool.replicas:
+            if replica.is_serving:
+                return shut(pool, now_ns)
+        return pool.not_ready(now_ns)
 
     def _accept(self, pool: Pool, door: Door, now_ns: int) -> list[FleetEffect]:
         """Count a request, and start it if it can: who waits was placed as far as possible."""
@@ -379,7 +381,8 @@ class Fleet:
                 times += [
                     pool.queue.next_due_ns(), pool.next_sweep_ns(), pool.next_open_ns(now_ns)
                 ]  # fmt: skip
-        return min((max(now_ns, at_ns) for at_ns in times if at_ns is not None), default=None)
+        due = [at_ns for at_ns in times if at_ns is not None]
+        return max(now_ns, min(due)) if due else None
 
     @property
     def requests(self) -> int:

@@ -76,12 +76,12 @@ class PoolLimits:
     queue_tokens_max: int | None = None
     queue_bytes_max: int | None = None
     smaller: str | None = None
-    fallback: tuple[str, ...] = ()
     utilisation: float = 0.75
     headroom: float = 0.25
     aging_ns: int | None = 30_000_000_000
     weights: tuple[float, ...] = ()
     remote: RemoteLimits | None = None
+    fallback: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

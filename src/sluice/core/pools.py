@@ -453,6 +453,9 @@ class Pool:
 
     def completed(self, accepted: Accepted, ended: Ended, now_ns: int) -> None:
         """A request ran to its end; of one that was not streamed no token was told before."""
+        untold = ended.usage.completion_tokens - accepted.tokens
+        if untold > 0:
+            self._shares.charge(accepted.request.tenant, untold)
         if accepted.replica_id is not None and not accepted.tokens:
             self.replica(accepted.replica_id).whole(accepted, now_ns)
         self.service.completed(ended, accepted.request)

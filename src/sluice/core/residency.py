@@ -5,7 +5,6 @@ with the candidate among them: the most blocks that they will hold at once, and 
 all of them takes. Nothing is changed here, and who is asked first is not decided here.
 """
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -57,33 +56,19 @@ def holdings(candidate: Sequence, roster: Roster) -> list[Holding]:
     return [holding(sequence, roster) for sequence in (*roster.residents, candidate)]
 
 
-def at_most(sequences: Iterable[Sequence], block_size: int) -> tuple[int, int]:
-    """Blocks, and context tokens in the middle, of sequences that all run to their limits.
-
-    No prediction gives more, and this takes a fraction of the time.
-    """
-    blocks = contexts = 0
-    for sequence in sequences:
-        cells = len(sequence.tokens) - 1
-        remaining = sequence.output_limit - sequence.produced
-        blocks += max(len(sequence.table.blocks), -(-(cells + remaining) // block_size))
-        contexts += cells + min(remaining, GROWTH_TOKENS_MAX) // 2
-    return blocks, contexts
-
-
 def fits_for_sure(candidate: Sequence, roster: Roster) -> bool:
     """Whether there is room and time whatever the outputs will be; nothing is said where not."""
-    limits, ledger, rows = roster.limits, roster.ledger, len(roster.residents) + 1
-    concerned = (*roster.residents, candidate)
-    blocks, contexts = at_most(concerned, ledger.block_size)
-    if ledger.shared + blocks > ledger.blocks_total - reserve_blocks(rows, roster):
+    ledger, ceiling, rows = roster.ledger, roster.ceiling, len(roster.residents) + 1
+    request = candidate.generation.request
+    tokens = len(request.prompt) + candidate.output_limit
+    blocks = ledger.shared + ceiling.blocks + ledger.blocks_for(tokens)
+    if blocks > ledger.blocks_total - reserve_blocks(rows, roster):
         return False
-    targets = [s.generation.request.tpot_ns for s in concerned]
-    tightest_ns = min((t for t in targets if t is not None), default=None)
-    if tightest_ns is None:
+    targets_ns = [t for t in (ceiling.tightest_ns, request.tpot_ns) if t is not None]
+    if not targets_ns:
         return True
-    step_ns = roster.cost.step_ns(Load(rows, rows, contexts))
-    return step_ns / (1.0 - limits.prefill_share) <= tightest_ns
+    step_ns = roster.cost.step_ns(Load(rows, rows, ceiling.tokens + tokens))
+    return step_ns / (1.0 - roster.limits.prefill_share) <= min(targets_ns)
 
 
 def fits_at_peak(

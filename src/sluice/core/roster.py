@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
+from sluice.core.ceiling import Ceiling
 from sluice.core.costmodel import CostModel
 from sluice.core.events import ReplicaLimits
 from sluice.core.fairness import FairShares
@@ -75,6 +76,7 @@ class Roster:
         self.ledger = BlockLedger(
             limits.blocks_total, limits.block_size, prefix_cache=limits.prefix_cache
         )
+        self.ceiling = Ceiling(limits.block_size)
         self.lengths = OutputLengths()
         self.shares = FairShares()
         self.waiting: list[Sequence] = []
@@ -99,6 +101,7 @@ class Roster:
         sequence.move(SequenceState.PREFILL)
         self.waiting.remove(sequence)
         self.residents.append(sequence)
+        self.ceiling.add(sequence)
         sequence.charged = max(sequence.charged, sequence.computed)  # the cache's part is free
         self.version += 1
 
@@ -107,6 +110,7 @@ class Roster:
         sequence.move(SequenceState.PREEMPTED)
         self._charge(sequence)
         self.residents.remove(sequence)
+        self.ceiling.remove(sequence)
         self.ledger.release(sequence.table)
         sequence.computed = 0
         sequence.preemptions += 1
@@ -125,6 +129,8 @@ class Roster:
         self._charge(sequence)
         self._leave(sequence.generation.request.tenant)
         (self.residents if resident else self.waiting).remove(sequence)
+        if resident:
+            self.ceiling.remove(sequence)
         self.ledger.release(sequence.table)
         self.version += 1
 

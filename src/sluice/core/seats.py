@@ -9,7 +9,7 @@ from bisect import bisect_right
 
 from sluice.core.costmodel import Load
 from sluice.core.lengths import Holding, peak_blocks
-from sluice.core.residency import at_most, context_tokens, holding, reserve_blocks
+from sluice.core.residency import context_tokens, holding, reserve_blocks
 from sluice.core.roster import Roster
 
 FURTHER_MAX = 4  # further sequences that the KV pool is tried for: the count is soon taken again
@@ -44,21 +44,17 @@ class Seats:
 
     def _ample(self) -> bool:
         """Whether there is time and room for all, whatever the outputs will be."""
-        roster, sequences_max = self._roster, self._roster.limits.sequences_max
-        ledger, rows = roster.ledger, len(roster.residents)
-        blocks, contexts = at_most(roster.residents, ledger.block_size)
-        requests = [sequence.generation.request for sequence in roster.residents]
-        prompt = sum(request.prompt_tokens for request in requests) // rows
-        output = sum(request.output_tokens_max for request in requests) // rows
-        blocks += FURTHER_MAX * ledger.blocks_for(prompt + output)
-        reserve = reserve_blocks(rows + FURTHER_MAX, roster)
-        if ledger.shared + blocks > ledger.blocks_total - reserve:
+        roster, rows_max = self._roster, self._roster.limits.sequences_max
+        ledger, ceiling, rows = roster.ledger, roster.ceiling, len(roster.residents)
+        usual = ceiling.tokens // rows
+        blocks = ledger.shared + ceiling.blocks + FURTHER_MAX * ledger.blocks_for(usual)
+        if blocks > ledger.blocks_total - reserve_blocks(rows + FURTHER_MAX, roster):
             return False
-        targets = [s.generation.request.tpot_ns for s in (*roster.residents, *roster.waiting)]
-        tightest_ns = min((t for t in targets if t), default=None)
+        targets_ns = [s.generation.request.tpot_ns for s in roster.waiting]
+        tightest_ns = min((t for t in (ceiling.tightest_ns, *targets_ns) if t), default=None)
         if tightest_ns is None:
             return True
-        load = Load(sequences_max, sequences_max, sequences_max * (contexts // rows))
+        load = Load(rows_max, rows_max, rows_max * usual)
         return roster.cost.step_ns(load) <= tightest_ns * (1.0 - roster.limits.prefill_share)
 
     def _in_time(self, held: list[Holding]) -> int:

@@ -45,7 +45,10 @@ class Head:
 
     def header(self, name: str) -> str | None:
         """The first value of a header given in lower case."""
-        return next((value for key, value in self.headers if key == name), None)
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
 
 
 class Connection(asyncio.Protocol):

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from zlib import crc32
 
+from sluice.core.costmodel import StepTimes
 from sluice.core.events import ReplicaLimits
 from sluice.core.request import SequenceId
 from sluice.core.sampling import Sampling
 from sluice.core.step import Plan
 from sluice.executors.base import Outcome, TokenMask
-from sluice.executors.simulated import SimulatedExecutor, StepTimes
+from sluice.executors.simulated import SimulatedExecutor
 
 # A machine that is busy makes up for so much; what it is later than that is lost time.
 LAG_NS_MAX = 50_000_000

@@ -74,6 +74,7 @@ class RemoteEngine:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self._source = Source(upstream.name, upstream.dialect)
+        self._host = f"host: {upstream.address}"
         self._pool = Pool(upstream.name, upstream.address, upstream.pool)
         # None is kept: a probe must not fail because a kept connection was closed in between.
         side_limits = PoolLimits(_SIDE_CONNECTIONS_MAX, idle_max=0)
@@ -239,7 +240,7 @@ class RemoteEngine:
     def _request_head(self, method: str, path: str, request: UpstreamRequest) -> bytes:
         """The head of a request. Raises ``ValueError`` for a header that would break out of it."""
         upstream = self._upstream
-        lines = [f"{method} {upstream.path}{path} HTTP/1.1", f"host: {upstream.address}"]
+        lines = [f"{method} {upstream.path}{path} HTTP/1.1", self._host]
         if upstream.key:
             lines.append(f"authorization: Bearer {upstream.key}")
         names = set[str]()

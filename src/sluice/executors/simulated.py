@@ -9,11 +9,11 @@ gives ``end_token``; without it sequences run to their limit.
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from zlib import crc32
 
 from sluice.core.batch import Stretch
-from sluice.core.costmodel import Load
+from sluice.core.costmodel import Load, StepTimes
 from sluice.core.events import ReplicaLimits
 from sluice.core.request import SequenceId
 from sluice.core.sampling import Sampling
@@ -21,14 +21,6 @@ from sluice.core.step import Plan, Row, Sampled
 from sluice.executors.base import Outcome, StepError, TokenMask, check_plan
 
 OutputTokens = Callable[[SequenceId], int | None]
-
-
-class StepTimes(Protocol):
-    """How long steps take: ``core.costmodel.Coefficients``, or the planner's model of a GPU."""
-
-    def predict_ns(self, load: Load) -> float:
-        """Duration of a step, never falling with any part of the load."""
-        ...
 
 
 class _Script(NamedTuple):
@@ -112,15 +104,13 @@ class SimulatedExecutor:
 
     def foresee(self, plan: Plan, steps: int) -> Stretch:
         """What up to ``steps`` steps of a decode-only plan give; fewer if a sequence stops."""
-        scripts = [self._script(row) for row in plan.rows]
-        for row, script in zip(plan.rows, scripts, strict=True):
-            if script.length is not None:
-                made = row.past_tokens + 1 - script.prompt_tokens
-                steps = min(steps, script.length - made - 1)
-        tokens = tuple(
-            self._tokens(script.start + row.past_tokens + 1, steps)
-            for row, script in zip(plan.rows, scripts, strict=True)
-        )
+        firsts = []
+        for row in plan.rows:
+            start, prompt_tokens, length = self._scripts.get(row.sequence) or self._script(row)
+            firsts.append(start + row.past_tokens + 1)
+            if length is not None:
+                steps = min(steps, prompt_tokens + length - row.past_tokens - 2)
+        tokens = tuple([self._tokens(first, steps) for first in firsts])
         load, predict_ns = load_of(plan), self._times.predict_ns
         durations_ns = [int(predict_ns(load.steps_later(step))) for step in range(steps)]
         return Stretch(tokens, tuple(durations_ns))

@@ -204,7 +204,7 @@ class StreamExecutor(Protocol):
         ...
 
     async def facts(self) -> EngineFacts:
-        """Ask what it serves. Never raises ``UpstreamError``: what it does not tell is not known."""
+        """Ask what it serves. Never raises ``UpstreamError``: what it does not tell is unknown."""
         ...
 
     async def close(self) -> None:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sluice.core.batch import Stretch
-from sluice.core.costmodel import Load
+from sluice.core.costmodel import Load, StepTimes
 from sluice.core.events import ReplicaLimits
 from sluice.core.step import Plan
 from sluice.executors.base import Outcome
-from sluice.executors.simulated import OutputTokens, SimulatedExecutor, StepTimes
+from sluice.executors.simulated import OutputTokens, SimulatedExecutor
 
 
 @dataclass(slots=True, eq=False)

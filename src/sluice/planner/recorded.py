@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from sluice.config.sections import SloSection
 from sluice.core.costmodel import CostState
@@ -78,6 +79,11 @@ class Recorded:
         for replica in self.replicas.values():
             found[replica.model].append(replica)
         return found
+
+    @property
+    def classes_named(self) -> frozenset[str]:
+        """The classes of the requests; of some the targets may not be known."""
+        return frozenset(one.arrived.slo_class for one in self.requests if one.arrived.slo_class)
 
     @property
     def began_ns(self) -> int:
@@ -153,7 +159,10 @@ def read_recorded(folder: Path) -> Recorded:
         )
     requests = sorted(reading.requests.values(), key=lambda one: one.arrived.t_ns)
     replicas = {name: reading.replica(name) for name in reading.limits}
-    return Recorded(tuple(requests), replicas, reading.classes, tuple(reader.problems))
+    problems = list(reader.problems)
+    if reading.unread:
+        problems.append(f"{reading.unread} entries of replicas are of another version of sluice")
+    return Recorded(tuple(requests), replicas, reading.classes, tuple(problems))
 
 
 class _Reading:
@@ -163,6 +172,7 @@ class _Reading:
         self.requests: dict[str, RecordedRequest] = {}
         self.limits: dict[str, tuple[str, ReplicaLimits]] = {}
         self.classes: dict[str, SloSection] = {}
+        self.unread = 0
         self._starts: dict[str, ReplicaStart] = {}
         self._loads = StepLoads()
 
@@ -192,7 +202,11 @@ class _Reading:
                 pass
 
     def _policy(self, record: PolicyRecord) -> None:
-        value = read_entry(Entry(record.t_ns, record.role, record.name, record.payload))
+        try:
+            value = read_entry(Entry(record.t_ns, record.role, record.name, record.payload))
+        except ValueError:
+            self.unread += 1
+            return
         if isinstance(value, ReplicaStart):
             self._starts.setdefault(record.owner, value)
         elif isinstance(value, Submitted) and value.request.id in self.requests:
@@ -219,13 +233,14 @@ class _Reading:
 
 def _class_of(request: Request) -> SloSection:
     """The targets of a request's class."""
+    ladder: Any = tuple(rung.value for rung in request.overload)
     ttft_ns = None if request.ttft_due_ns is None else request.ttft_due_ns - request.arrived_ns
     return SloSection(
         ttft_s=None if ttft_ns is None else ttft_ns / NS_PER_S,
         tpot_s=None if request.tpot_ns is None else request.tpot_ns / NS_PER_S,
         percentile=request.quantile * 100,
         tier=request.tier,
-        overload=tuple(rung.value for rung in request.overload),
+        overload=ladder,
         shorten_tokens=request.shorten_tokens or SloSection().shorten_tokens,
     )
 

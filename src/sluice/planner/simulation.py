@@ -15,8 +15,14 @@ from typing import assert_never
 
 from sluice.cluster.classes import ServiceClasses
 from sluice.config.sections import SloSection
-from sluice.core.costmodel import Coefficients, CostModel, CostState, LinearCostModel
-from sluice.core.costmodel import Load as StepLoad
+from sluice.core.costmodel import (
+    Coefficients,
+    CostModel,
+    CostState,
+    FixedCostModel,
+    LinearCostModel,
+    StepTimes,
+)
 from sluice.core.events import (
     Arrived,
     Cancelled,
@@ -39,7 +45,6 @@ from sluice.core.replica import Replica
 from sluice.core.request import Request, SequenceId
 from sluice.core.roster import BatchingLimits
 from sluice.executors.base import StepExecutor
-from sluice.executors.simulated import StepTimes
 from sluice.planner.estimate import Targets
 from sluice.planner.faults import Fault, Lost, Slow, Stall
 from sluice.planner.faulty import Condition, FaultyExecutor
@@ -60,24 +65,8 @@ END_TOKEN = 0
 OUTPUT_TOKENS_MAX_DEFAULT = 2048
 PREFILL_CHUNK_TOKENS = 8192
 STEP_S_MAX = 1.0
-
-
-class KnownCost:
-    """Step times that the policy knows exactly: a cost model that has learnt all there is."""
-
-    margin = 1.0
-    learns = False
-
-    def __init__(self, times: StepTimes) -> None:
-        self._times = times
-        self.prefill_tokens_per_s = 1024e9 / times.predict_ns(StepLoad().with_chunk(0, 1024))
-
-    def step_ns(self, load: StepLoad) -> int:
-        """See ``core.costmodel.CostModel``."""
-        return int(self._times.predict_ns(load))
-
-    def observe(self, load: StepLoad, duration_ns: int) -> None:
-        """Learn nothing."""
+# Replicas that know their speed tell that of prefill in chunks of this size.
+KNOWN_CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +148,7 @@ class Span:
 
 TOLD_EVERY = 1000
 # The fleet hears of a replica that only decodes at least so often: every few steps.
-SILENCE_NS_MAX = 100_000_000
+SILENCE_NS_MAX = 250_000_000
 
 
 def _stretching(faults: Sequence[Fault]) -> Stretching:
@@ -312,7 +301,7 @@ class Simulation:
         if pool.cost is not None:
             return LinearCostModel(pool.cost.seed, pool.cost)
         if not self._learns:
-            return KnownCost(pool.times)
+            return FixedCostModel(pool.times, chunk_tokens=KNOWN_CHUNK_TOKENS)
         cost = LinearCostModel(Coefficients())
         calibrate(executor, pool.batching.replica, cost)
         return cost

@@ -66,6 +66,11 @@ def _overload_message(reject: Reject, choices: int, model: str) -> str:
     match reject.reason:
         case "not_ready":
             return f"No replica of {model} is ready. {_again(reject)}".rstrip()
+        case "upstream_busy":
+            return (
+                f"The engines of {model} ask to be left alone for {reject.measured:.3g} s, and a "
+                f"request waits {reject.threshold:.3g} s at most. {_again(reject)}"
+            ).rstrip()
         case "load_failed":
             return (
                 f"{model} could not be loaded; the server's log says why. Sending the request "

@@ -193,11 +193,13 @@ _NOTHING_HERE: Surface[None] = Surface(_nothing_here, _no_answer)
 
 def _raw(exchange: Exchange, members: Members, body: bytes, surface: Surface[Any]) -> RawPrompt:
     options = _member(members, "stream_options", dict)
-    headers = tuple([
-        (name.decode(), value.decode("latin-1"))
-        for name in _TRACE_HEADERS
-        for value in exchange.header_values(name)
-    ])
+    headers = tuple(
+        [
+            (name.decode(), value.decode("latin-1"))
+            for name in _TRACE_HEADERS
+            for value in exchange.header_values(name)
+        ]
+    )
 
     def understand() -> Call:
         _, calls = surface.understand(exchange, body)
@@ -226,10 +228,18 @@ def _call(exchange: Exchange, members: Members, raw: RawPrompt) -> Call:
     if known.priority is not None:
         check_ranges(known)
     limits = [_member(members, name, int) for name in _OUTPUT_LIMITS if name in members]
-    output_tokens_max = next((limit for limit in limits if limit is not None and limit > 0), None)
+    # Which of several limits an engine follows is not known; its tenant answers for the largest.
+    known_limits = [limit for limit in limits if limit is not None and limit > 0]
+    output_tokens_max = max(known_limits, default=None)
     choices = 1
     if "n" in members or "prompt" in members:
         choices = max(1, _member(members, "n", int) or 1) * _prompts(members)
+        if choices > exchange.limits.choices_max:
+            raise InvalidRequest(
+                f"The request has {choices} choices, its prompts times n; the limit is "
+                f"{exchange.limits.choices_max} in one request.",
+                param="n",
+            )
     return call_for(
         exchange, known, raw, _TEXT, choices=choices, output_tokens_max=output_tokens_max
     )

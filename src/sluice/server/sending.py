@@ -9,15 +9,18 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+_BODILESS = (204, 304)
+
 
 class Sender:
     """The ASGI ``send`` of one request."""
 
-    __slots__ = ("_cycle", "_is_chunked")
+    __slots__ = ("_cycle", "_head", "_is_chunked")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         self._is_chunked = False
+        self._head = b""  # until there is something of the body
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         """Write a message; waits while the client does not read. Raises ``RuntimeError``."""
@@ -35,28 +38,32 @@ class Sender:
 
     def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         cycle = self._cycle
-        cycle.response_started, cycle.waiting_for_100_continue = True, False
         names = {name for name, _ in headers}
         lines = [name + b": " + value for name, value in (*cycle.default_headers, *headers)]
         if (b"connection", b"close") in headers:
             cycle.keep_alive = False
         elif not cycle.keep_alive:
             lines.append(b"connection: close")
-        if b"content-length" not in names and cycle.scope["method"] != "HEAD":
+        has_body = cycle.scope["method"] != "HEAD" and status not in _BODILESS
+        if has_body and b"content-length" not in names:
             self._is_chunked = True
             lines.append(b"transfer-encoding: chunked")
         head = b"\r\n".join(lines)
         if not head.count(b"\n") == head.count(b"\r") == len(lines) - 1 or b"\0" in head:
             raise RuntimeError("a header holds a line break")
-        cycle.transport.write(STATUS_LINE[status] + head + b"\r\n\r\n")
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        self._head = STATUS_LINE[status] + head + b"\r\n\r\n"
 
     def _write(self, body: bytes, *, is_last: bool) -> None:
         cycle = self._cycle
-        if cycle.scope["method"] != "HEAD":
-            if self._is_chunked:
-                end = b"\r\n0\r\n\r\n" if is_last else b"\r\n"
-                body = b"%x\r\n%b%b" % (len(body), body, end) if body else end[2:]
-            cycle.transport.write(body)
+        if cycle.scope["method"] == "HEAD":
+            body = b""
+        elif self._is_chunked:
+            end = b"\r\n0\r\n\r\n" if is_last else b"\r\n"
+            body = b"%x\r\n%b%b" % (len(body), body, end) if body else end[2:]
+        if self._head:
+            body, self._head = self._head + body, b""
+        cycle.transport.write(body)
         if is_last:
             cycle.response_complete = True
             cycle.message_event.set()

@@ -253,4 +253,6 @@ def reconfigure(
         for name, section in sections.items()
     }
     gateway.relaying = relaying(sections)
-    gateway.reconfigure(limits, classes, lambda one, listener: launches[one](one, listener), told)
+    gateway.operated.reconfigure(
+        limits, classes, lambda one, listener: launches[one](one, listener), told
+    )

@@ -88,7 +88,7 @@ class RunningServer:
 
     def drain_replica(self, replica_id: str, *, on: bool) -> None:
         """Give a replica nothing more, or use it again."""
-        self.gateway.drain_replica(replica_id, on=on)
+        self.gateway.operated.drain_replica(replica_id, on=on)
         _log.info("replica %s %s", replica_id, "gets no more requests" if on else "is used again")
 
     def _apply(self, after: Loaded, change: Merged) -> Reloaded:

@@ -41,6 +41,8 @@ def settings_of(recorded: Recorded, loaded: Loaded) -> Settings:
             if ("slo", name, written) in loaded.origins
         }
         classes[name] = replace(was, **given)
+    for name in recorded.classes_named - classes.keys():
+        classes[name] = SloSection()
     return replace(settings, models=models, slo=classes)
 
 

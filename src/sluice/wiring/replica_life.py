@@ -19,9 +19,9 @@ from sluice.executors.base import StepExecutor
 from sluice.runtime.clock import monotonic_ns
 from sluice.runtime.messages import Ready
 from sluice.runtime.realtime import ReplicaDriver
-from sluice.runtime.surroundings import Record, record_nothing
 from sluice.runtime.recorder import Recorder
 from sluice.runtime.sequence_texts import Outputs
+from sluice.runtime.surroundings import Record, record_nothing
 from sluice.wiring.boot import ReplicaBoot
 from sluice.wiring.journal import open_journal
 

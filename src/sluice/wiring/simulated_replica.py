@@ -1,7 +1,7 @@
 """The composition root of a simulated replica's process.
 
-``python -m sluice.wiring.simulated_replica BOOT FD``: arguments and conduct are those of ``replica``. It loads no engine and no tokenizer, so that a
-machine can run dozens of them.
+``python -m sluice.wiring.simulated_replica BOOT FD``: arguments and conduct are those of
+``replica``. It loads no engine and no tokenizer, so that a machine can run dozens of them.
 """
 
 import logging

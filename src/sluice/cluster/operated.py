@@ -1,0 +1,46 @@
+"""What the operator may change of a gateway while it serves: limits, classes, replicas in use.
+
+Called by ``wiring``, which knows what the settings say. What a change means for requests is the
+fleet's decision.
+"""
+
+from collections.abc import Mapping
+
+from sluice.cluster.calls import AnyModel
+from sluice.cluster.classes import ServiceClasses
+from sluice.cluster.fleet_driver import FleetDriver, Launch
+from sluice.cluster.observer import Observer
+from sluice.core.events import Reconfigured
+
+
+class Operated:
+    """A gateway as its operator sees it."""
+
+    def __init__(
+        self, driver: FleetDriver, models: Mapping[str, AnyModel], observer: Observer
+    ) -> None:
+        self._driver = driver
+        self._models = models
+        self._observer = observer
+
+    def reconfigure(
+        self,
+        limits: Reconfigured,
+        classes: Mapping[str, ServiceClasses],
+        launch: Launch,
+        told: Mapping[str, str],
+    ) -> None:
+        """Hold to other limits, and to other classes by model.
+
+        ``launch`` makes replicas that are new. ``told`` goes into the journal.
+        """
+        self._driver.reconfigure(limits, launch)
+        for name, served in self._models.items():
+            served.classes = classes[name]
+            self._observer.know_classes(classes[name].names)
+        self._observer.changed("reload", told)
+
+    def drain_replica(self, replica_id: str, *, on: bool) -> None:
+        """Give a replica nothing more, or use it again. Raises ``KeyError`` for an unknown id."""
+        self._driver.drain_replica(replica_id, on=on)
+        self._observer.changed("drain" if on else "undrain", {"replica": replica_id})

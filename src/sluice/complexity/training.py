@@ -1,0 +1,220 @@
+"""Fitting the classifier: ridge regression on what the strong model adds, then probabilities.
+
+A question that both models miss is no reason to pay for the large one, and one that only the weak
+one answers is a reason not to: so the target is the gain. One outcome is mostly chance; each target
+is moved towards the mean of its task, where rows name tasks, because most of what can be learned is
+which kind of task a prompt is (docs/routing.md). Ridge regression is
+solved by conjugate gradients; a logistic function of two numbers, fitted on scores of rows that the
+fit did not see (Platt, "Probabilistic outputs for support vector machines", 1999), makes
+probabilities. Deterministic: the same rows give the same file.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sluice.complexity.classifier import Card, Classifier, Linear
+from sluice.complexity.features import FAMILIES
+from sluice.complexity.folds import FOLDS, fingerprints
+from sluice.complexity.matrix import Matrix
+from sluice.complexity.outcomes import BadOutcomes, Outcome
+
+Floats = NDArray[np.float32]
+Numbers = NDArray[np.float64]
+
+# Chosen by cross-validation on the data sets of docs/routing.md; between half and three times of it
+# APGR changes by less than 0.005.
+PENALTY = 100.0
+SHAPE_PENALTY_PER_ROW = 1e-2
+STEPS = 8
+TASK_SHARE = 0.7
+# A task with few rows has a mean that is mostly chance: this many rows of the mean of all.
+TASK_ROWS_PRIOR = 10.0
+PLATT_STEPS = 25
+ROWS_MIN = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Rows with their features. ``target`` is made from the rows that a fit may see."""
+
+    outcomes: Sequence[Outcome]
+    matrix: Matrix
+    scaled: Floats
+    folds: NDArray[np.intp]
+    rescues: Numbers
+    gains: Numbers
+    tasks: NDArray[np.intp]
+
+
+def examples(
+    outcomes: Sequence[Outcome], folds: NDArray[np.intp], told: Callable[[int], None]
+) -> Examples:
+    """Rows ready to be fitted. Raises ``BadOutcomes`` where nothing can be learned from them."""
+    rescues = np.array([one.rescue for one in outcomes])
+    gains = np.array([one.gain for one in outcomes])
+    _refuse_hopeless(rescues, gains, folds)
+    matrix = Matrix([one.prompt for one in outcomes], told)
+    names = [one.task for one in outcomes]
+    tasks = np.unique(names, return_inverse=True)[1]
+    return Examples(outcomes, matrix, _scaled(matrix), folds, rescues, gains, tasks)
+
+
+def _refuse_hopeless(rescues: Numbers, gains: Numbers, folds: NDArray[np.intp]) -> None:
+    if len(rescues) < ROWS_MIN:
+        raise BadOutcomes(f"{len(rescues)} rows are too few: at least {ROWS_MIN}")
+    if len(np.unique(folds)) < FOLDS:
+        raise BadOutcomes("nearly all rows ask the same question: different ones are needed")
+    if rescues.min() == rescues.max():
+        every = "no row" if rescues.max() == 0.0 else "every row"
+        raise BadOutcomes(
+            f"only one class: in {every} the strong model is right where the weak one is wrong, "
+            f"so there is nothing to tell apart"
+        )
+    if gains.sum() <= 0.0:
+        raise BadOutcomes("the strong model is not better than the weak one on these rows")
+
+
+def out_of_fold(rows: Examples, told: Callable[[int], None]) -> Numbers:
+    """The linear score of each row by a fit that saw no row of its fold."""
+    found = np.zeros(len(rows.folds))
+    for fold in range(FOLDS):
+        inside = rows.folds == fold
+        if inside.any():
+            weights = fitted(rows, ~inside)
+            found[inside] = _scores(rows, weights)[inside]
+        told(fold + 1)
+    return found
+
+
+def calibrated(scores: Numbers, rescues: Numbers, folds: NDArray[np.intp]) -> Numbers:
+    """Probabilities of out-of-fold scores, each by a fit to the other folds' scores."""
+    found = np.zeros(len(scores))
+    for fold in np.unique(folds).tolist():
+        inside = folds == fold
+        slope, offset = platt(scores[~inside], rescues[~inside])
+        found[inside] = 1.0 / (1.0 + np.exp(-np.clip(slope * scores[inside] + offset, -500, 500)))
+    return found
+
+
+def trained(rows: Examples, held_out: Numbers, card: Card) -> Classifier:
+    """The classifier of all rows. ``held_out`` are the scores of ``out_of_fold``."""
+    weights = fitted(rows, np.ones(len(rows.folds), dtype=bool))
+    slope, offset = platt(held_out, rows.rescues)
+    return Classifier(
+        linear=_linear(rows, weights),
+        slope=slope,
+        offset=offset,
+        card=card,
+        trained_on=fingerprints(rows.outcomes),
+    )
+
+
+def fitted(rows: Examples, used: NDArray[np.bool_]) -> Floats:
+    """Weights of n-grams, then of shapes, then a constant, from the rows that are ``used``."""
+    matrix, scaled, row_weights = rows.matrix, rows.scaled, used.astype(np.float32)
+    target = _targets(rows, used)
+    mean = target[used].mean()
+    width = scaled.shape[1]
+    penalties = np.full(len(matrix.rarity) + width, PENALTY, dtype=np.float32)
+    penalties[-width:] = SHAPE_PENALTY_PER_ROW * row_weights.sum()
+    # A step of steepest descent suits n-grams; shapes are dense and need one that is smaller.
+    preconditioner = np.ones_like(penalties)
+    preconditioner[-width:] = 1.0 / row_weights.sum()
+
+    def normal(weights: Floats) -> Floats:
+        return _transposed(rows, row_weights * _times(rows, weights)) + penalties * weights
+
+    weights = np.zeros_like(penalties)
+    residual = _transposed(rows, row_weights * (target - mean).astype(np.float32))
+    direction = preconditioner * residual
+    size = float(residual @ direction)
+    for _ in range(STEPS):
+        if size <= 1e-12:
+            break
+        image = normal(direction)
+        length = size / float(direction @ image)
+        weights += length * direction
+        residual -= length * image
+        after = preconditioner * residual
+        size, before = float(residual @ after), size
+        direction = after + (size / before) * direction
+    return np.append(weights, np.float32(mean))
+
+
+def platt(scores: Numbers, rescues: Numbers) -> tuple[float, float]:
+    """Slope and offset of the logistic function of a score, by Newton's method. The slope is never
+    negative: a score that misleads gives the same probability to all."""
+    spread = float(scores.std()) or 1.0
+    centre = float(scores.mean())
+    both = np.column_stack(((scores - centre) / spread, np.ones(len(scores))))
+    # Laplace's rule keeps the start finite; the small penalty keeps separable rows finite.
+    share = (rescues.sum() + 1.0) / (len(rescues) + 2.0)
+    found = np.array([0.0, np.log(share / (1.0 - share))])
+    for _ in range(PLATT_STEPS):
+        expected = 1.0 / (1.0 + np.exp(-np.clip(both @ found, -30.0, 30.0)))
+        slopes = both.T @ (rescues - expected) - 1e-3 * found
+        curvature = (both * (expected * (1.0 - expected))[:, None]).T @ both + 1e-3 * np.eye(2)
+        found += np.clip(np.linalg.solve(curvature, slopes), -2.0, 2.0)
+    if found[0] < 0.0:
+        return 0.0, float(np.log(share / (1.0 - share)))
+    slope = float(found[0]) / spread
+    return slope, float(found[1]) - slope * centre
+
+
+def _targets(rows: Examples, used: NDArray[np.bool_]) -> Numbers:
+    own = rows.gains
+    seen, tasks = own[used], rows.tasks[used]
+    sums = np.bincount(tasks, weights=seen, minlength=rows.tasks.max() + 1)
+    counts = np.bincount(tasks, minlength=len(sums))
+    means = (sums + TASK_ROWS_PRIOR * seen.mean()) / (counts + TASK_ROWS_PRIOR)
+    if (counts > 0).sum() < 2:
+        return own
+    return (1.0 - TASK_SHARE) * own + TASK_SHARE * means[rows.tasks]
+
+
+def _scaled(matrix: Matrix) -> Floats:
+    low, high = _bounds(matrix)
+    held = np.clip(matrix.shapes, low, high)
+    centre, spread = _spread(matrix)
+    return ((held - centre) / spread).astype(np.float32)
+
+
+def _bounds(matrix: Matrix) -> tuple[Floats, Floats]:
+    low, high = np.percentile(matrix.shapes, (1.0, 99.0), axis=0).astype(np.float32)
+    return low, high
+
+
+def _spread(matrix: Matrix) -> tuple[Floats, Floats]:
+    held = np.clip(matrix.shapes, *_bounds(matrix))
+    return held.mean(axis=0), held.std(axis=0) + np.float32(1e-6)
+
+
+def _times(rows: Examples, weights: Floats) -> Floats:
+    width = rows.scaled.shape[1]
+    return rows.matrix.times(weights[:-width]) + rows.scaled @ weights[-width:]
+
+
+def _transposed(rows: Examples, factors: Floats) -> Floats:
+    return np.concatenate((rows.matrix.transposed_times(factors), rows.scaled.T @ factors))
+
+
+def _scores(rows: Examples, weights: Floats) -> Numbers:
+    return (_times(rows, weights[:-1]) + weights[-1]).astype(np.float64)
+
+
+def _linear(rows: Examples, weights: Floats) -> Linear:
+    """The weights as serving multiplies them: rarity and the scale of shapes are inside."""
+    width = rows.scaled.shape[1]
+    low, high = _bounds(rows.matrix)
+    centre, spread = _spread(rows.matrix)
+    shape = weights[-1 - width : -1] / spread
+    return Linear(
+        grams=(weights[: -1 - width] * rows.matrix.rarity).reshape(FAMILIES, -1),
+        shape=shape,
+        shape_low=low,
+        shape_high=high,
+        bias=float(weights[-1] - shape @ centre),
+    )
