@@ -298,7 +298,7 @@ IMPORTERS = {
         "testing/",
         "wiring/",
     ),
-    "numpy": ("executors/", "planner/residual.py"),
+    "numpy": ("cli/route.py", "complexity/", "executors/", "planner/residual.py"),
     "openvino": ("executors/openvino",),
     "openvino_genai": ("executors/openvino",),
     "prometheus_client": ("telemetry/metrics.py",),

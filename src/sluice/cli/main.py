@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": ("sluice.cli.plan", "GPUs, cost and limits for a load and its targets."),
     "simulate": ("sluice.cli.simulate", "A fleet under a load or a trace, in virtual time."),
     "replay": ("sluice.cli.replay", "Recorded traffic again, under other settings."),
+    "route": ("sluice.cli.route", "Train and judge the classifier that routes by complexity."),
     "trace": ("sluice.cli.trace", "One request's life, phase by phase."),
 }
 

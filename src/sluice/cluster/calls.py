@@ -60,7 +60,14 @@ class _Live:
         """The phases with the wait for a replica, which takes it for admission, as queueing."""
         admission_ns = min(phases.admission_ns, self.admitted_ns - self.request.arrived_ns)
         queue_ns = phases.queue_ns + phases.admission_ns - admission_ns
-        return replace(phases, admission_ns=admission_ns, queue_ns=queue_ns)
+        return PhaseTimes(
+            retrieval_ns=phases.retrieval_ns,
+            admission_ns=admission_ns,
+            queue_ns=queue_ns,
+            prefill_ns=phases.prefill_ns,
+            decode_ns=phases.decode_ns,
+            preempted_ns=phases.preempted_ns,
+        )
 
 
 class LiveCalls:

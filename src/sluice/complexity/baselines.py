@@ -1,16 +1,15 @@
 """What a classifier has to beat: prompt length, and the outcomes of the nearest known prompts.
 
-Random order needs no code: it is a constant score (see ``measures.py``). Printed beside every result,
-because a figure without them says little. Called by ``evaluation.py``.
+Random order needs no code: it is a constant score (see ``measures.py``). Printed beside every
+result, because a figure without them says little. Called by ``evaluation.py``.
 """
-
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sluice.complexity.features import buckets, seen
 from sluice.complexity.folds import FOLDS
+from sluice.complexity.matrix import Told
 
 NEIGHBOURS = 40
 _BITS = 9
@@ -25,14 +24,14 @@ def length_scores(prompts: list[str]) -> Numbers:
     return np.array([len(prompt) for prompt in prompts], dtype=np.float64)
 
 
-def embedded(prompts: list[str], told: Callable[[int], None]) -> Floats:
+def embedded(prompts: list[str], told: Told) -> Floats:
     """A unit vector for each prompt: its words and pairs of words, hashed with signs."""
     found = np.zeros((len(prompts), 1 << _BITS), dtype=np.float32)
     for number, prompt in enumerate(prompts):
         hashes = np.unique(np.concatenate(seen(prompt).grams[3:]))
         signs = 1.0 - 2.0 * (hashes & np.uint32(1))
         found[number] = np.bincount(buckets(hashes, _BITS), weights=signs, minlength=1 << _BITS)
-        told(number + 1)
+        told("neighbours", number + 1, len(prompts))
     found -= found.mean(axis=0)
     lengths = np.linalg.norm(found, axis=1, keepdims=True)
     return found / np.maximum(lengths, np.float32(1e-6))

@@ -21,8 +21,8 @@ class Card:
     """Where a model comes from and what it is worth; read by people and printed by the command.
 
     ``rows`` and ``questions`` count what it was trained on, ``rescued`` is the share of rows that
-    only the strong model answered. Of the cross-validation by question: ``apgr``, with its interval,
-    and the same of prompt length alone; ``None`` where it was not measured.
+    only the strong model answered. Of the cross-validation by question: ``apgr``, with its
+    interval, and the same of prompt length alone; ``None`` where it was not measured.
     """
 
     name: str

@@ -1,10 +1,10 @@
 """A classifier's worth on outcomes, beside what costs nothing: random order, length, neighbours.
 
-Either by cross-validation (five fits, each judged on rows of questions that it did not see), or of a
-model that exists. Called by ``cli/route.py`` and the benchmark.
+Either by cross-validation (five fits, each judged on rows of questions that it did not see), or of
+a model that exists. Called by ``cli/route.py`` and the benchmark.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sluice.complexity.baselines import embedded, length_scores, neighbour_scores
 from sluice.complexity.classifier import Classifier
 from sluice.complexity.folds import Grouping, folds_of, grouped, seen_in
+from sluice.complexity.matrix import Told
 from sluice.complexity.measures import (
     Calibration,
     Estimate,
@@ -27,15 +28,6 @@ from sluice.complexity.training import Examples, calibrated, examples, out_of_fo
 
 Numbers = NDArray[np.float64]
 CURVE_POINTS = 41
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Who is told of progress: prompts read, fits done, prompts scored."""
-
-    read: Callable[[int], None]
-    fits: Callable[[int], None]
-    scored: Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +58,7 @@ class CrossValidation:
 
 
 def cross_validated(
-    outcomes: Sequence[Outcome], further: Sequence[Outcome], steps: Steps
+    outcomes: Sequence[Outcome], further: Sequence[Outcome], told: Told
 ) -> CrossValidation:
     """Judge what training on ``outcomes`` and ``further`` gives, on ``outcomes``.
 
@@ -75,26 +67,32 @@ def cross_validated(
     """
     together = [*outcomes, *further]
     grouping = grouped(together)
-    rows = examples(together, folds_of(together, grouping), steps.read)
-    scores = out_of_fold(rows, steps.fits)
+    rows = examples(together, folds_of(together, grouping), told)
+    scores = out_of_fold(rows, told)
     probabilities = calibrated(scores, rows.rescues, rows.folds)
     asked = slice(0, len(outcomes))
     own = Grouping(grouping.groups[asked], grouping.by_question, grouping.by_passage)
     places = _Places(own, rows.folds[asked], seen=0)
     orders = (scores[asked], probabilities[asked])
-    return CrossValidation(rows, scores, _evaluated(outcomes, places, orders, steps.scored))
+    return CrossValidation(rows, scores, _evaluated(outcomes, places, orders, told))
 
 
-def judged(outcomes: Sequence[Outcome], classifier: Classifier, steps: Steps) -> Evaluation:
+def judged(outcomes: Sequence[Outcome], classifier: Classifier, told: Told) -> Evaluation:
     """Judge a trained classifier. Raises ``BadOutcomes``."""
     grouping = grouped(outcomes)
-    probabilities = np.empty(len(outcomes))
-    for number, one in enumerate(outcomes):
-        probabilities[number] = classifier.score(one.prompt)
-        steps.read(number + 1)
+    probabilities = scored([one.prompt for one in outcomes], classifier, told)
     seen = int(seen_in(outcomes, classifier.trained_on).sum())
     places = _Places(grouping, folds_of(outcomes, grouping), seen)
-    return _evaluated(outcomes, places, (probabilities, probabilities), steps.scored)
+    return _evaluated(outcomes, places, (probabilities, probabilities), told)
+
+
+def scored(prompts: Sequence[str], classifier: Classifier, told: Told) -> Numbers:
+    """The probability of each prompt."""
+    found = np.empty(len(prompts))
+    for number, prompt in enumerate(prompts):
+        found[number] = classifier.score(prompt)
+        told("scoring", number + 1, len(prompts))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def _evaluated(
     outcomes: Sequence[Outcome],
     places: _Places,
     orders: tuple[Numbers, Numbers],
-    told: Callable[[int], None],
+    told: Told,
 ) -> Evaluation:
     """``orders`` are the scores and the probabilities of the rows."""
     scores, probabilities = orders
@@ -134,7 +132,9 @@ def _evaluated(
         baselines={name: quality_of(other, gains, groups) for name, other in others.items()},
         lead=lead_of(scores, others["length"], gains, groups),
         calibration=calibration_of(probabilities, np.array([one.rescue for one in outcomes])),
-        curves={name: _curve(each, gains) for name, each in {"classifier": scores, **others}.items()},
+        curves={
+            name: _curve(each, gains) for name, each in {"classifier": scores, **others}.items()
+        },
         seen=places.seen,
     )
 

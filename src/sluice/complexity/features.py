@@ -1,9 +1,9 @@
 """What the classifier sees of a prompt: hashed word and character n-grams, and its shape.
 
-Training and serving call the same functions, so that a weight means the same in both. Text is capped
-at its head and tail: the cost of a decision has a bound, and padding in the middle changes nothing.
-Hashes are arithmetic on integers of fixed width, the same on every platform. Weights and outcomes are
-not known here.
+Training and serving call the same functions, so that a weight means the same in both. Text is
+capped at its head and tail: the cost of a decision has a bound, and padding in the middle changes
+nothing. Hashes are arithmetic on integers of fixed width, the same on every platform. Weights and
+outcomes are not known here.
 """
 
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ def _char_grams(raw: NDArray[np.uint8]) -> list[Hashes]:
     for size in range(2, max(CHAR_SIZES) + 1):
         gram = gram[:-1] * _STEP + wide[size - 1 :] if len(wide) >= size else wide[:0]
         if size in CHAR_SIZES:
-            # The high bits choose the bucket, and a product's high bits depend on all of its low ones.
+            # The high bits choose the bucket; those of a product depend on all of its low ones.
             found.append((gram ^ (gram >> np.uint32(15))) * _SPREAD)
     return found
 

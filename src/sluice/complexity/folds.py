@@ -1,9 +1,9 @@
 """Rows that belong together, and folds that never split them.
 
 A question may come twice, in other words of case and white space, or with a passage that several
-questions share. Whoever trains on one of them has seen the other: what was learned looks better than
-it is. Rows of one question, of one normalised prompt, or of one long beginning are one group here,
-and a group is in one fold. Called by the trainer and the evaluation.
+questions share. Whoever trains on one of them has seen the other: what was learned looks better
+than it is. Rows of one question, of one normalised prompt, or of one long beginning are one group
+here, and a group is in one fold. Called by the trainer and the evaluation.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sluice.complexity.outcomes import Outcome, normalised, question_of
 
 FOLDS = 5
-# A beginning of this length that few rows share is a passage; one that many share is an instruction.
+# A beginning of this length that few rows share is a passage; what many share is an instruction.
 PASSAGE_CHARS = 250
 PASSAGE_ROWS_MAX = 25
 
@@ -57,7 +57,7 @@ def folds_of(outcomes: Sequence[Outcome], grouping: Grouping) -> NDArray[np.intp
 
 
 def fingerprints(outcomes: Sequence[Outcome]) -> NDArray[np.uint64]:
-    """One number for each different prompt, sorted: what a model was trained on, without the text."""
+    """One number for each different prompt, sorted: what was trained on, without the text."""
     found = {_fingerprint(one) for one in outcomes}
     return np.array(sorted(found), dtype=np.uint64)
 

@@ -22,7 +22,8 @@ COLUMNS = FAMILIES << BITS
 GRAMS_MAX = 60_000_000
 
 Floats = NDArray[np.float32]
-Told = Callable[[int], None]
+# Told of progress: stage, done, of how many.
+Told = Callable[[str, int, int], None]
 
 
 class Matrix:
@@ -88,7 +89,7 @@ def _counted(
                 f"the first {number} of {len(prompts)} prompts have {GRAMS_MAX:,} different "
                 f"n-grams, more than fit into memory: train on a sample of the rows"
             )
-        told(number + 1)
+        told("reading", number + 1, len(prompts))
     return np.concatenate(columns), np.concatenate(values), np.array(counts), shapes
 
 
@@ -99,7 +100,11 @@ def _one(prompt: str) -> tuple[NDArray[np.int32], Floats, Floats]:
     all_columns = np.concatenate(list(_columns(features.grams)))
     columns, counts = np.unique(all_columns, return_counts=True)
     roots = np.array([1.0 / sqrt(max(count, 1)) for count in kinds], dtype=np.float32)
-    return columns.astype(np.int32), counts.astype(np.float32) * roots[columns >> BITS], features.shape
+    return (
+        columns.astype(np.int32),
+        counts.astype(np.float32) * roots[columns >> BITS],
+        features.shape,
+    )
 
 
 def _columns(grams: Sequence[NDArray[np.uint32]]) -> Iterator[NDArray[np.uint32]]:

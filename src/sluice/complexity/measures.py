@@ -3,8 +3,8 @@
 APGR is that of RouteLLM (arXiv 2406.18665, section 3.1): send the highest 0 %, 10 %, … 100 % of
 scores to the strong model; the area between the accuracy found and the weak model's, over the area
 between the two models. Random order gives 0.5. CPT(q) is the smallest share of strong calls that
-recovers q of the gap. Prompts with equal scores are sent in all orders at once: each has the mean of
-its equals, so that a constant score is exactly random. Intervals are bootstraps over questions.
+recovers q of the gap. Equal scores share what they gain, as the mean over all orders of them, so
+that a constant score is exactly random. Intervals are bootstraps over questions.
 
 Scores come from elsewhere; nothing is trained here.
 """

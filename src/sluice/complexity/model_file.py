@@ -3,7 +3,7 @@
 Eight bytes that name the format, four of version and four of the header's length, the header as
 MessagePack, the arrays one after another, and the SHA-256 of all that. Little-endian. Weights are
 16-bit floats, which changes no APGR in the fourth digit and keeps the file below half a megabyte.
-What a file says about itself is checked before anything is made of it: lengths, finiteness, version.
+What a file says about itself is checked before anything is made of it.
 """
 
 import os
@@ -117,7 +117,10 @@ def unpacked_model(packed: bytes, name: str) -> Classifier:
         header = msgspec.msgpack.decode(body[_FRAME_BYTES:arrays_at], type=_Header)
     except msgspec.DecodeError as error:
         raise BadModelFile(f"{name} has a header that cannot be read: {error}") from None
-    if (header.families, header.shapes) != (FAMILIES, SHAPE_NAMES) or not 1 <= header.bits <= _BITS_MAX:
+    if (header.families, header.shapes) != (
+        FAMILIES,
+        SHAPE_NAMES,
+    ) or not 1 <= header.bits <= _BITS_MAX:
         raise BadModelFile(f"{name} was trained with other features: train it again")
     return _classifier(header, body[arrays_at:], name)
 
@@ -131,7 +134,9 @@ def _classifier(header: _Header, arrays: bytes, name: str) -> Classifier:
     parts = [arrays[end - length : end] for end, length in zip(ends, lengths, strict=True)]
     weights = np.frombuffer(parts[0], dtype="<f2").astype(np.float32)
     shape, low, high = (np.frombuffer(part, "<f4").astype(np.float32) for part in parts[1:4])
-    numbers = np.concatenate((weights, shape, low, high, (header.bias, header.slope, header.offset)))
+    numbers = np.concatenate(
+        (weights, shape, low, high, (header.bias, header.slope, header.offset))
+    )
     if not np.isfinite(numbers).all():
         raise BadModelFile(f"{name} has weights that are not finite")
     return Classifier(

@@ -3,7 +3,7 @@
 Called by ``cli/route.py`` and the benchmark. A file is CSV with the columns
 ``prompt, weak_ok, strong_ok``, or one JSON object a line, plain or gzipped, with ``prompt`` and
 either ``weak`` and ``strong`` or ``scores``, a score for each of several models, of which a pair is
-asked for. ``question`` or ``qid`` and ``task`` are optional. Outcomes are from 0, wrong, to 1, right.
+asked for. ``question`` or ``qid`` and ``task`` are optional. Outcomes are from 0, wrong, to 1.
 Rows that say ``contaminated: 1`` are left out, because published figures leave them out.
 
 Every row is checked; what is wrong is told with its line. What the rows say together (repetitions,
@@ -202,7 +202,9 @@ def _of_pair(scores: object, pair: tuple[str, str] | None, where: str) -> tuple[
         raise BadOutcomes(f"{where}: scores must be an object of model names and scores")
     known = ", ".join(sorted(map(str, scores)))
     if pair is None:
-        raise BadOutcomes(f"{where}: has scores of several models; choose --pair WEAK:STRONG of {known}")
+        raise BadOutcomes(
+            f"{where}: has scores of several models; choose --pair WEAK:STRONG of {known}"
+        )
     missing = [name for name in pair if name not in scores]
     if missing:
         raise BadOutcomes(f"{where}: no score of {' and '.join(missing)}; there are {known}")

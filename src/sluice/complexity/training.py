@@ -9,7 +9,7 @@ fit did not see (Platt, "Probabilistic outputs for support vector machines", 199
 probabilities. Deterministic: the same rows give the same file.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sluice.complexity.classifier import Card, Classifier, Linear
 from sluice.complexity.features import FAMILIES
 from sluice.complexity.folds import FOLDS, fingerprints
-from sluice.complexity.matrix import Matrix
+from sluice.complexity.matrix import Matrix, Told
 from sluice.complexity.outcomes import BadOutcomes, Outcome
 
 Floats = NDArray[np.float32]
@@ -49,9 +49,7 @@ class Examples:
     tasks: NDArray[np.intp]
 
 
-def examples(
-    outcomes: Sequence[Outcome], folds: NDArray[np.intp], told: Callable[[int], None]
-) -> Examples:
+def examples(outcomes: Sequence[Outcome], folds: NDArray[np.intp], told: Told) -> Examples:
     """Rows ready to be fitted. Raises ``BadOutcomes`` where nothing can be learned from them."""
     rescues = np.array([one.rescue for one in outcomes])
     gains = np.array([one.gain for one in outcomes])
@@ -77,7 +75,7 @@ def _refuse_hopeless(rescues: Numbers, gains: Numbers, folds: NDArray[np.intp]) 
         raise BadOutcomes("the strong model is not better than the weak one on these rows")
 
 
-def out_of_fold(rows: Examples, told: Callable[[int], None]) -> Numbers:
+def out_of_fold(rows: Examples, told: Told) -> Numbers:
     """The linear score of each row by a fit that saw no row of its fold."""
     found = np.zeros(len(rows.folds))
     for fold in range(FOLDS):
@@ -85,7 +83,7 @@ def out_of_fold(rows: Examples, told: Callable[[int], None]) -> Numbers:
         if inside.any():
             weights = fitted(rows, ~inside)
             found[inside] = _scores(rows, weights)[inside]
-        told(fold + 1)
+        told("fitting", fold + 1, FOLDS)
     return found
 
 

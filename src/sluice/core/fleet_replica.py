@@ -337,10 +337,13 @@ class FleetReplica:
         if request.prompt_tokens + request.output_tokens_max > self.tokens_max:
             return None
         report, since = self.report, self.dispatched_since_report
-        kv_fits = accepted.work.blocks <= self.blocks_free(now_ns)
+        is_stale = now_ns - self.reported_ns > REPORT_NS_MAX
+        used = self.blocks_reserved  # see ``blocks_free``
+        if report is not None and not is_stale:
+            used = max(0, used + self.blocks_unreserved)
+        kv_fits = accepted.work.blocks <= limits.blocks_total - used
         if held and report is not None and (report.blocked or (since and not kv_fits)):
             return None  # one waits inside, ready to start there when another one ends
-        is_stale = now_ns - self.reported_ns > REPORT_NS_MAX
         held_back = 2 if self.id in accepted.tried else is_stale and since >= STALE_DISPATCHES_MAX
         cached_tokens = accepted.cached.get(self.id, 0)
         # As ``Candidate(…)``, which takes three times as long: one is made per replica and request.

@@ -157,7 +157,7 @@ class Pool:
         if not chain:
             return {}
         first = chain[0]
-        known = [replica for replica in self.replicas if first in replica.prefixes]
+        known = [replica for replica in self.replicas if first in replica.prefixes.known]
         return {r.id: r.cached_tokens(chain) for r in known if r.is_serving}
 
     def work(self, request: Request, cached: Mapping[str, int]) -> Work:

@@ -25,19 +25,20 @@ class PrefixMemory:
     """Which prompt prefixes a replica has probably cached, from what was dispatched to it.
 
     Keeps one entry per full block of prompt, the least recently used dropped first, as many as the
-    replica has blocks. An estimate: the replica's own prefix cache decides what is reused.
+    replica has blocks. An estimate: the replica's own prefix cache decides what is reused. ``known``
+    holds the blocks, the least recently used first.
     """
 
     def __init__(self, blocks_max: int) -> None:
         self._blocks_max = blocks_max
-        self._known: OrderedDict[int, None] = OrderedDict()
+        self.known: OrderedDict[int, None] = OrderedDict()
 
     def __contains__(self, block: int) -> bool:
-        return block in self._known
+        return block in self.known
 
     def cached_blocks(self, chain: tuple[int, ...]) -> int:
         """Leading blocks of a prompt that are known."""
-        known, blocks = self._known, 0
+        known, blocks = self.known, 0
         for block in chain:
             if block not in known:
                 break
@@ -47,10 +48,10 @@ class PrefixMemory:
     def add(self, chain: tuple[int, ...]) -> None:
         """Note that a prompt is computed on this replica."""
         for block in chain:
-            self._known[block] = None
-            self._known.move_to_end(block)
-        while len(self._known) > self._blocks_max:
-            self._known.popitem(last=False)
+            self.known[block] = None
+            self.known.move_to_end(block)
+        while len(self.known) > self._blocks_max:
+            self.known.popitem(last=False)
 
 
 class Candidate(NamedTuple):

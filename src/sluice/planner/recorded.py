@@ -161,7 +161,10 @@ def read_recorded(folder: Path) -> Recorded:
     replicas = {name: reading.replica(name) for name in reading.limits}
     problems = list(reader.problems)
     if reading.unread:
-        problems.append(f"{reading.unread} entries of replicas are of another version of sluice")
+        problems.append(
+            f"entries of replicas that another version of sluice wrote were left out "
+            f"({reading.unread}): common beginnings of prompts are not known from them"
+        )
     return Recorded(tuple(requests), replicas, reading.classes, tuple(problems))
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from sluice.core.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
-from sluice.server.bodies import SMALL_BYTES_MAX, Account, Bodies
+from sluice.server.bodies import Account, Bodies
 from sluice.server.problems import Headers, Problem
 
 Message = MutableMapping[str, Any]
@@ -25,6 +25,8 @@ Understood = TypeVar("Understood")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 # How nearly all clients say it.
 _PLAIN_JSON = (b"application/json", b"application/json; charset=utf-8")
+# What is compared at either end of a body; hashing all of a long one takes as long as reading it.
+_LIKENESS_BYTES = 16 * 1024
 _PING = b": ping\n\n"
 # After its deadline a request has this long to be ended by the gateway, which knows why it is late.
 _OVERDUE_S = 5.0
@@ -149,7 +151,7 @@ class Exchange:
             body = await self._body(account)
             self.body_bytes = len(body)
             # Of a long body its beginning and its end: all of it would hold up the others.
-            self.likeness = hash((len(body), body[:SMALL_BYTES_MAX], body[-SMALL_BYTES_MAX:]))
+            self.likeness = hash((len(body), body[:_LIKENESS_BYTES], body[-_LIKENESS_BYTES:]))
             seen = None if glance is None else glance(body)
             return await self._bodies.understand(body, understand) if seen is None else seen
 
