@@ -9,8 +9,10 @@ from typing import Any
 import openai
 import pytest
 
+from sluice.cluster.remote import RemoteReplica
 from sluice.cluster.remote_model import RemoteModel
 from sluice.config.sections import JournalSection, ServerSection, SloSection, TenantSection
+from sluice.executors.stream import Lost
 from sluice.telemetry.journal import JournalReader
 from sluice.testing.engine_answers import DONE, ENGINE_ANSWERS, delta, usage_event
 from sluice.testing.upstream import (
@@ -222,6 +224,24 @@ def test_a_deadline_within_a_stream_ends_it_with_an_error_event():
         assert b"[DONE]" not in answer.body
         assert rig.metric("requests_ended_total", reason="expired") == 1
         rig.eventually(lambda: not rig.open_requests())
+
+
+def test_an_attempt_that_fails_after_its_call_was_ended_changes_nothing():
+    with relay(answering(lambda _: (Hold(),))) as rig:
+        body = {"model": "big", "messages": MESSAGES}
+        with Leaver(rig, body) as client:
+            rig.eventually(lambda: len(rig.sent()) == 1)
+            replica = rig.gateway._driver._members["big-0"]
+            assert isinstance(replica, RemoteReplica)
+            (attempt,) = replica._attempts.values()
+            client.leave()
+            rig.eventually(lambda: rig.metric("requests_ended_total", reason="cancelled") == 1)
+
+        async def fail() -> None:
+            replica._on_failed(attempt, Lost("big-0", "too late"))
+
+        rig.served.call(fail)
+        assert rig.metric("requests_ended_total", reason="failed") == 0
 
 
 def test_a_shutdown_ends_what_engines_hold_when_its_grace_is_over():

@@ -30,7 +30,7 @@ SEEDS = [1, 2]
 
 def sums_up(outcome: Outcome) -> bool:
     whole = outcome.whole
-    return whole.requests == whole.e2e_s.count + whole.refused + whole.failed
+    return whole.requests == whole.e2e_s.count + whole.refused + whole.failed + whole.left
 
 
 def test_below_its_capacity_a_fleet_meets_its_targets():
@@ -98,6 +98,27 @@ def test_clients_that_come_back_when_told_are_served_in_the_end():
     assert again.whole.refused < once.whole.refused
     assert again.whole.met > once.whole.met
     assert sums_up(again)
+
+
+class Impatient:
+    """Clients that leave half a second after they came."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def asks(self, seed):
+        return (replace(ask, leaves_ns=500_000_000) for ask in self.inner.asks(seed))
+
+
+def test_clients_that_leave_are_counted_as_such_and_make_room():
+    fleet = fleet_of(targets=Targets(5.0, 0.1))  # so that many wait
+    workload = Synthetic(90.0, lengths_of(300, 40, 0.5))
+    staying = simulate(workload, fleet, seed=1, span=Span(200))
+    leaving = simulate(Impatient(workload), fleet, seed=1, span=Span(200))
+    assert staying.whole.left == 0
+    assert leaving.whole.left > 20
+    assert leaving.whole.e2e_s.quantile(1.0) < 0.51 < staying.whole.e2e_s.quantile(0.9)
+    assert sums_up(leaving)
 
 
 # ---------------------------------------------------------------------- classes, tenants, models

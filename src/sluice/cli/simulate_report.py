@@ -7,15 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sluice.planner.names import shown_s
 from sluice.planner.outcome import Outcome, Tally
 
 _GROUPS = ("classes", "tenants", "models")
 
 
 def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value * 1e3:.3g} ms" if value < 1.0 else f"{value:.3g} s"
+    return "-" if value is None else shown_s(value)
 
 
 def document(outcome: Outcome) -> dict[str, Any]:
@@ -64,9 +63,10 @@ def print_outcome(found: Mapping[str, Any]) -> None:
     """The document for readers."""
     console = Console(highlight=False, soft_wrap=True)
     half = found["attainment_half_width"]
+    rates = f"{_rate(found['goodput_rps'])} of {_rate(found['offered_rps'])} req/s"
     console.print(
         f"[bold]{found['attainment']:.1%} of {found['requests']:,} requests met their targets"
-        f"[/bold] (± {half:.1%}), {found['goodput_rps']:.3g} of {found['offered_rps']:.3g} req/s"
+        f"[/bold] (± {half:.1%}), {rates}"
     )
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in found["refused_for"].items())
     for name, value in (
@@ -74,7 +74,7 @@ def print_outcome(found: Mapping[str, Any]) -> None:
         ("failed, degraded", f"{found['failed']:,}, {found['degraded']:,}"),
         ("retries", f"{found['retries']:,}"),
         ("preemptions", f"{found['preemptions']:,}"),
-        ("replica hours", f"{found['replica_hours']:.3g}"),
+        ("replica hours", f"{_rate(found['replica_hours'])}"),
         ("in the fleet", "{at_half} at half, {at_end} at the last arrival".format_map(
             found["in_fleet"])),
         ("time", f"{found['simulated_s']:,.0f} s simulated in {found['wall_s']:.1f} s"),
@@ -115,7 +115,8 @@ def _share(value: float | None) -> str:
 
 
 def _rate(value: float | None) -> str:
-    return f"{value or 0.0:.3g}"
+    value = value or 0.0
+    return f"{value:.3g}" if value < 100.0 else f"{value:,.0f}"
 
 
 def _percentile(name: str, which: str) -> Callable[[Mapping[str, Any]], float | None]:

@@ -84,6 +84,9 @@ class LiveCalls:
     def __len__(self) -> int:
         return len(self._live)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._live
+
     def add(
         self,
         call: Call,

@@ -292,6 +292,8 @@ class FleetDriver:
     def failed(self, replica_id: str, attempt: Attempt, error: UpstreamError) -> None:
         """A remote replica gave no whole answer to a call; the fleet may let another one try."""
         request_id, outcome = attempt.request_id, outcome_of(error)
+        if request_id not in self._calls:
+            return  # it was ended in the meantime, by its deadline for one
         self._observer.attempt_failed(request_id, replica_id, outcome, error.summary)
         if outcome is not Outcome.VOID:
             self._handle(AttemptFailed(request_id, outcome, error.summary, rest_ns_of(error)))

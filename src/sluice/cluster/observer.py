@@ -185,7 +185,8 @@ class Observer:
     ) -> None:
         """A remote replica gave no whole answer to the call, which may go elsewhere."""
         timing = self._timings[request_id]
-        _log.warning("request %s, attempt %d: %s", request_id, timing.attempts, error)
+        if outcome is not events.Outcome.VOID:  # clients could fill the log
+            _log.warning("request %s, attempt %d: %s", request_id, timing.attempts, error)
         self._metrics.attempt_failed(replica_id, timing.model, outcome)
         self._write(
             records.AttemptFailed(

@@ -34,7 +34,8 @@ def embedded(prompts: list[str], told: Told) -> Floats:
         told("neighbours", number + 1, len(prompts))
     found -= found.mean(axis=0)
     lengths = np.linalg.norm(found, axis=1, keepdims=True)
-    return found / np.maximum(lengths, np.float32(1e-6))
+    found /= np.maximum(lengths, np.float32(1e-6))
+    return found
 
 
 def neighbour_scores(vectors: Floats, gains: Numbers, folds: NDArray[np.intp]) -> Numbers:

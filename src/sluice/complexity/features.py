@@ -7,7 +7,7 @@ outcomes are not known here.
 """
 
 from dataclasses import dataclass
-from math import log1p
+from math import log, log1p
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,15 @@ BYTES_MAX = 4 * (HEAD_CHARS + TAIL_CHARS)
 CHAR_SIZES = (3, 4, 5)
 WORD_SIZES = (1, 2)
 FAMILIES = len(CHAR_SIZES) + len(WORD_SIZES)
+# Length acts differently on short and on long prompts, so its slope may change at these lengths.
+BENDS_CHARS = (100, 300, 1000)
 SHAPE_NAMES = (
     "characters",
+    *(f"beyond_{bend}_characters" for bend in BENDS_CHARS),
     "words",
     "lines",
     "word_length",
     "digits",
-    "capitals",
     "symbols",
     "not_ascii",
     "question_marks",
@@ -67,8 +69,11 @@ def seen(text: str) -> Seen:
     """The features of ``text``. Any text has some; that of no characters has none but its shape."""
     part = capped(text)
     words = part.lower().split()
-    raw = np.frombuffer(" ".join(words).encode("utf-8", "replace")[:BYTES_MAX], dtype=np.uint8)
-    return Seen((*_char_grams(raw), *_word_grams(raw)), _shape(part, len(words)))
+    flat = " ".join(words)
+    raw = np.frombuffer(flat.encode("utf-8", "replace")[:BYTES_MAX], dtype=np.uint8)
+    # Of what case and white space leave; only lines are counted as they came.
+    shape = _shape(flat, raw, (len(words), part.count("\n")))
+    return Seen((*_char_grams(raw), *_word_grams(raw)), shape)
 
 
 def capped(text: str) -> str:
@@ -119,27 +124,26 @@ def _folded(hashes: NDArray[np.uint64]) -> Hashes:
 
 _CLASSES = np.zeros(256, dtype=np.uint8)
 _CLASSES[0x30:0x3A] = 1
-_CLASSES[0x41:0x5B] = 2
-_CLASSES[[*range(0x21, 0x30), *range(0x3A, 0x41), *range(0x5B, 0x61), *range(0x7B, 0x7F)]] = 3
-_CLASSES[0x80:] = 4
+_CLASSES[[*range(0x21, 0x30), *range(0x3A, 0x41), *range(0x5B, 0x61), *range(0x7B, 0x7F)]] = 2
+_CLASSES[0x80:] = 3
 
 
-def _shape(part: str, words: int) -> Shape:
-    raw = np.frombuffer(part.encode("utf-8", "replace"), dtype=np.uint8)
-    _, digits, capitals, symbols, foreign = np.bincount(_CLASSES[raw], minlength=5).tolist()
-    bytes_or_one = max(len(raw), 1)
+def _shape(flat: str, raw: NDArray[np.uint8], counts: tuple[int, int]) -> Shape:
+    words, lines = counts
+    _, digits, symbols, foreign = np.bincount(_CLASSES[raw], minlength=4).tolist()
+    characters, bytes_or_one = len(flat), max(len(raw), 1)
     return np.array(
         (
-            log1p(len(part)),
+            log1p(characters),
+            *(log(max(characters, bend) / bend) for bend in BENDS_CHARS),
             log1p(words),
-            log1p(part.count("\n")),
-            log1p(len(part) / max(words, 1)),
+            log1p(lines),
+            log1p(characters / max(words, 1)),
             digits / bytes_or_one,
-            capitals / bytes_or_one,
             symbols / bytes_or_one,
             foreign / bytes_or_one,
-            log1p(part.count("?")),
-            log1p(part.count("{") + part.count("\\")),
+            log1p(flat.count("?")),
+            log1p(flat.count("{") + flat.count("\\")),
         ),
         dtype=np.float32,
     )

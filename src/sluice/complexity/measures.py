@@ -94,8 +94,8 @@ def quality_of(scores: Numbers, gains: Numbers, questions: Sequence[int], seed: 
 
     def measured(rows: NDArray[np.intp]) -> tuple[float, float, float]:
         drawn, gained = scores[rows], gains[rows]
-        cpts = (100 * share_for(drawn, gained, part) for part in (0.5, 0.8))
-        return (apgr_of(drawn, gained), *cpts)
+        half, most = (100 * share_for(drawn, gained, part) for part in (0.5, 0.8))
+        return apgr_of(drawn, gained), half, most
 
     found = measured(np.arange(len(scores)))
     drawn = np.array(

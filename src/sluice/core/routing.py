@@ -25,8 +25,8 @@ class PrefixMemory:
     """Which prompt prefixes a replica has probably cached, from what was dispatched to it.
 
     Keeps one entry per full block of prompt, the least recently used dropped first, as many as the
-    replica has blocks. An estimate: the replica's own prefix cache decides what is reused. ``known``
-    holds the blocks, the least recently used first.
+    replica has blocks. An estimate: the replica's own prefix cache decides what is reused.
+    ``known`` holds the blocks, the least recently used first.
     """
 
     def __init__(self, blocks_max: int) -> None:

@@ -1,0 +1,118 @@
+"""Training finds what tells rescues from the rest, gives probabilities, and says when it cannot."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sluice.complexity.classifier import Card
+from sluice.complexity.evaluation import cross_validated, judged
+from sluice.complexity.folds import folds_of, grouped
+from sluice.complexity.outcomes import BadOutcomes
+from sluice.complexity.training import examples, platt, trained
+from tests.complexity.conftest import made_outcomes
+
+
+def untold(_stage, _done, _total):
+    pass
+
+
+@pytest.fixture(scope="module")
+def validated(outcomes):
+    return cross_validated(outcomes, (), untold)
+
+
+@pytest.fixture(scope="module")
+def classifier(validated):
+    return trained(validated.rows, validated.scores, Card("made"))
+
+
+def test_what_can_be_learned_is_learned_and_length_is_beaten(validated):
+    found = validated.evaluation
+    assert found.quality.apgr.value > 0.7
+    assert found.lead.low > 0.05
+    assert found.baselines["random"].apgr.value == pytest.approx(0.5)
+    assert found.calibration.error < 0.1
+
+
+def test_serving_gives_the_score_that_training_computed(validated, classifier, outcomes):
+    prompt = outcomes[7].prompt
+    probability = classifier.score(prompt)
+    assert 0 < probability < 1
+    assert probability == classifier.score(prompt.upper().replace(" ", "  ").lower().strip())
+    hard = classifier.score("prove the theorem about lattices integers matrices?")
+    assert hard > classifier.score("what colour is bread?") + 0.3
+
+
+def test_a_trained_model_is_worth_on_new_rows_what_cross_validation_said(validated, classifier):
+    fresh = [replace(one, prompt=f"{one.prompt} x") for one in made_outcomes(300, seed=2)]
+    found = judged(fresh, classifier, untold)
+    assert found.seen == 0
+    assert found.quality.apgr.value == pytest.approx(validated.evaluation.quality.apgr.value, abs=0.1)
+
+
+def test_rows_that_a_model_was_trained_on_are_counted(outcomes, classifier):
+    assert judged(outcomes, classifier, untold).seen == len(outcomes)
+
+
+def test_the_same_rows_give_the_same_weights(outcomes, classifier):
+    again = cross_validated(outcomes, (), untold)
+    other = trained(again.rows, again.scores, Card("made"))
+    assert np.array_equal(other.linear.grams, classifier.linear.grams)
+    assert (other.slope, other.offset) == (classifier.slope, classifier.offset)
+
+
+def test_further_rows_of_a_judged_question_are_never_trained_on():
+    """With labels that are pure chance, copies of the judged rows would look like an oracle."""
+    chance = np.random.default_rng(4)
+    rows = [
+        replace(one, weak=float(chance.random() < 0.5), strong=float(chance.random() < 0.8))
+        for one in made_outcomes(300, seed=3)
+    ]
+    found = cross_validated(rows, [*rows, *rows], untold).evaluation
+    assert found.quality.apgr.value < 0.65
+    assert found.grouping.by_question == 600
+
+
+HOPELESS = {
+    "no rescue": (lambda one: replace(one, weak=1.0, strong=1.0), "only one class: in no row"),
+    "all rescued": (lambda one: replace(one, weak=0.0, strong=1.0), "only one class: in every row"),
+    "strong worse": (
+        lambda one: replace(one, weak=one.strong, strong=one.weak),
+        "the strong model is not better",
+    ),
+    "one question": (lambda one: replace(one, question="q"), "nearly all rows ask the same"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), HOPELESS.values(), ids=HOPELESS)
+def test_rows_that_teach_nothing_are_refused(change, words, outcomes):
+    with pytest.raises(BadOutcomes, match=words):
+        cross_validated([change(one) for one in outcomes], (), untold)
+
+
+def test_too_few_rows_are_refused(outcomes):
+    with pytest.raises(BadOutcomes, match="49 rows are too few: at least 50"):
+        cross_validated(outcomes[:49], (), untold)
+
+
+def test_tasks_help_where_rows_name_them(outcomes):
+    named = [replace(one, task="hard" if one.weak < 1 else "easy") for one in outcomes]
+    rows = examples(named, folds_of(named, grouped(named)), untold)
+    assert sorted(set(rows.tasks.tolist())) == [0, 1]
+
+
+def test_probabilities_follow_the_log_odds_that_made_them():
+    chance = np.random.default_rng(6)
+    scores = chance.normal(5, 2, 20_000)
+    rescues = (chance.random(20_000) < 1 / (1 + np.exp(-(0.8 * scores - 3)))).astype(float)
+    slope, offset = platt(scores, rescues)
+    assert slope == pytest.approx(0.8, abs=0.05)
+    assert offset == pytest.approx(-3, abs=0.3)
+
+
+def test_a_score_that_misleads_gives_the_mean_to_all():
+    scores = np.arange(100.0)
+    slope, offset = platt(scores, (scores < 30).astype(float))
+    assert slope == 0.0
+    assert 1 / (1 + np.exp(-offset)) == pytest.approx(0.3, abs=0.02)
