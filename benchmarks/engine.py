@@ -61,7 +61,8 @@ class Sluice:
     """Our executor, driven by the replica policy."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        from sluice.executors.openvino import EngineSettings, OpenVinoExecutor  # noqa: PLC0415
+        from sluice.executors.openvino import OpenVinoExecutor  # noqa: PLC0415
+        from sluice.executors.openvino_settings import EngineSettings  # noqa: PLC0415
 
         self._executor = OpenVinoExecutor(
             EngineSettings(
@@ -311,10 +312,12 @@ def default_folder() -> Path:
     from sluice.catalog.models import DEFAULT_MODEL  # noqa: PLC0415
     from sluice.config.load import load_settings  # noqa: PLC0415
     from sluice.config.sections import ModelSection  # noqa: PLC0415
+    from sluice.runtime.model_folder import ModelFolder  # noqa: PLC0415
     from sluice.wiring.gateway import prepare  # noqa: PLC0415
 
     section = load_settings().settings.catalogue
     (prepared,) = prepare({"m": ModelSection(source=DEFAULT_MODEL)}, section, lambda *_: None)
+    assert isinstance(prepared.folder, ModelFolder), "the default model is a real one"
     return prepared.folder.path
 
 

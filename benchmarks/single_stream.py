@@ -38,7 +38,8 @@ def sluice_child(folder: Path, threads: int) -> None:
     from sluice.core.request import SequenceId  # noqa: PLC0415
     from sluice.core.sampling import Sampling  # noqa: PLC0415
     from sluice.core.step import Plan, Row  # noqa: PLC0415
-    from sluice.executors.openvino import EngineSettings, OpenVinoExecutor  # noqa: PLC0415
+    from sluice.executors.openvino import OpenVinoExecutor  # noqa: PLC0415
+    from sluice.executors.openvino_settings import EngineSettings  # noqa: PLC0415
 
     executor = OpenVinoExecutor(EngineSettings(folder, 1024, kv_bytes=2**28, threads=threads))
     executor.load()

@@ -32,6 +32,7 @@ SHOWN_COMMANDS = {
     "export ACME_KEYS=": "tests/e2e/test_overload_page.py",
     "sluice simulate ": "tests/cli/test_simulating_page.py",
     "sluice replay ": "tests/cli/test_simulating_page.py",
+    "sluice route ": "tests/cli/test_routing_page.py",
     "sluice config check -c overload.toml": "tests/e2e/test_overload_page.py",
     "sluice serve -c overload.toml": "tests/e2e/test_overload_page.py",
     "curl -i http://127.0.0.1:8000/v1/chat/completions": "tests/e2e/test_overload_page.py",

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.executors.openvino import EngineSettings, OpenVinoExecutor
+from sluice.executors.openvino import OpenVinoExecutor
+from sluice.executors.openvino_settings import EngineSettings
 from sluice.testing.conformance import CHECKS, EXACT_CHECKS, Check, Subject
 
 pytestmark = pytest.mark.model

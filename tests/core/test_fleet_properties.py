@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 )
 
 from sluice.core.admission import NS_PER_S, REASONS
+from sluice.core.attempts import LOSSES_MAX
 from sluice.core.events import (
     Abort,
     Arrived,
@@ -43,7 +44,7 @@ from sluice.core.events import (
     Tick,
     WakeAt,
 )
-from sluice.core.fleet import LOSSES_MAX, Fleet
+from sluice.core.fleet import Fleet
 from sluice.core.fleet_replica import RestartLimits
 from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState
 from sluice.core.limits import PoolLimits, TenantLimits

@@ -19,7 +19,8 @@ from sluice.core.roster import BatchingLimits, BatchingPolicy
 from sluice.core.sampling import Sampling
 from sluice.core.step import Plan
 from sluice.executors.base import Outcome, TokenMask
-from sluice.executors.openvino import EngineSettings, OpenVinoExecutor
+from sluice.executors.openvino import OpenVinoExecutor
+from sluice.executors.openvino_settings import EngineSettings
 from sluice.runtime.model_folder import read_model_folder
 from sluice.runtime.tokenizing import Tokenizer
 from sluice.testing.replicas import ReplicaRun

@@ -12,8 +12,9 @@ from sluice.core.request import SequenceId
 from sluice.core.sampling import Sampling
 from sluice.core.step import Plan, Row
 from sluice.executors.base import StepError
-from sluice.executors.openvino import EngineSettings, OpenVinoExecutor
+from sluice.executors.openvino import OpenVinoExecutor
 from sluice.executors.openvino_inputs import StepInputs
+from sluice.executors.openvino_settings import EngineSettings
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

@@ -263,6 +263,16 @@ def test_a_journal_has_every_ending_and_replays_to_the_same_plans(tmp_path):
     assert replayed.steps > 100
 
 
+def test_a_journal_has_the_ending_of_a_client_that_left_the_queue(tmp_path):
+    fleet = fleet_of(targets=Targets(5.0, 0.1), limits=replace(LIMITS, sequences_max=2))
+    workload, journal = Impatient(Synthetic(60.0, CHAT)), JournalFile(tmp_path, "simulation")
+    outcome = simulate(workload, fleet, seed=1, span=Span(80), journal=journal)
+    records = [entry.record for entry in JournalReader(tmp_path).entries()]
+    ended = [one for one in records if isinstance(one, RequestEnded)]
+    assert len(ended) == 80 - outcome.whole.refused
+    assert sum(one.reason == "cancelled" for one in ended) == outcome.whole.left > 10
+
+
 def test_a_folder_with_a_journal_is_not_written_to(tmp_path):
     journal_of(tmp_path / "a")
     with pytest.raises(FileExistsError, match="journal already"):

@@ -1,9 +1,10 @@
 """Fitting the classifier: ridge regression on what the strong model adds, then probabilities.
 
 A question that both models miss is no reason to pay for the large one, and one that only the weak
-one answers is a reason not to: so the target is the gain. One outcome is mostly chance; each target
-is moved towards the mean of its task, where rows name tasks, because most of what can be learned is
-which kind of task a prompt is (docs/routing.md). Ridge regression is
+one answers is a reason not to: so the target is the gain. It is fitted in two parts whose weights
+are added: the mean gain of a row's task, where rows name tasks, and what the row's own outcome says
+beyond that. Most of what can be learned is which kind of task a prompt is (docs/routing.md), and it
+is learned better from means than from single outcomes. Ridge regression is
 solved by conjugate gradients; a logistic function of two numbers, fitted on scores of rows that the
 fit did not see (Platt, "Probabilistic outputs for support vector machines", 1999), makes
 probabilities. Deterministic: the same rows give the same file.
@@ -24,12 +25,19 @@ from sluice.complexity.outcomes import BadOutcomes, Outcome
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.float64]
 
-# A compromise between what cross-validation favours on one kind of prompt (stronger penalties) and
-# on a mixture of tasks (weaker ones); around these values APGR changes by 0.01 at most.
-PENALTY = 50.0
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How strongly weights of n-grams are held down, and how many steps are taken."""
+
+    penalty: float
+    steps: int
+
+
+# Chosen by cross-validation on the sets of benchmarks/route.py. The means of tasks have little noise
+# and bear a weak penalty; what is left of a single outcome is nearly all noise.
+TASK = Fit(penalty=20.0, steps=20)
+OWN = Fit(penalty=150.0, steps=6)
 SHAPE_PENALTY_PER_ROW = 3e-3
-STEPS = 10
-TASK_SHARE = 0.8
 # A task with few rows has a mean that is mostly chance: this many rows of the mean of all.
 TASK_ROWS_PRIOR = 10.0
 PLATT_STEPS = 25
@@ -112,34 +120,38 @@ def trained(rows: Examples, held_out: Numbers, card: Card) -> Classifier:
 
 def fitted(rows: Examples, used: NDArray[np.bool_]) -> Floats:
     """Weights of n-grams, then of shapes, then a constant, from the rows that are ``used``."""
-    matrix, scaled, row_weights = rows.matrix, rows.scaled, used.astype(np.float32)
-    target = _targets(rows, used)
-    mean = target[used].mean()
+    mean = float(rows.gains[used].mean())
+    means = _task_means(rows, used)
+    own = _ridge(rows, used, rows.gains - means, OWN)
+    if np.ptp(means[used]) > 0.0:
+        own += _ridge(rows, used, means - mean, TASK)
+    return np.append(own, np.float32(mean)).astype(np.float32)
+
+
+def _ridge(rows: Examples, used: NDArray[np.bool_], target: Numbers, fit: Fit) -> Floats:
+    """Weights for a target whose mean is zero, without a constant."""
+    scaled, row_weights = rows.scaled, used.astype(np.float32)
     width = scaled.shape[1]
-    penalties = np.full(len(matrix.rarity) + width, PENALTY, dtype=np.float32)
+    penalties = np.full(len(rows.matrix.rarity) + width, fit.penalty, dtype=np.float32)
     penalties[-width:] = SHAPE_PENALTY_PER_ROW * row_weights.sum()
     # A step of steepest descent suits n-grams; shapes are dense and need one that is smaller.
     preconditioner = np.ones_like(penalties)
     preconditioner[-width:] = 1.0 / row_weights.sum()
-
-    def normal(weights: Floats) -> Floats:
-        return _transposed(rows, row_weights * _times(rows, weights)) + penalties * weights
-
     weights = np.zeros_like(penalties)
-    residual = _transposed(rows, row_weights * (target - mean).astype(np.float32))
+    residual = _transposed(rows, row_weights * target.astype(np.float32))
     direction = preconditioner * residual
     size = float(residual @ direction)
-    for _ in range(STEPS):
+    for _ in range(fit.steps):
         if size <= 1e-12:
             break
-        image = normal(direction)
+        image = _transposed(rows, row_weights * _times(rows, direction)) + penalties * direction
         length = size / float(direction @ image)
         weights += length * direction
         residual -= length * image
         after = preconditioner * residual
         size, before = float(residual @ after), size
         direction = after + (size / before) * direction
-    return np.append(weights, np.float32(mean)).astype(np.float32)
+    return weights
 
 
 def platt(scores: Numbers, rescues: Numbers) -> tuple[float, float]:
@@ -162,15 +174,14 @@ def platt(scores: Numbers, rescues: Numbers) -> tuple[float, float]:
     return slope, float(found[1]) - slope * centre
 
 
-def _targets(rows: Examples, used: NDArray[np.bool_]) -> Numbers:
-    own = rows.gains
-    seen, tasks = own[used], rows.tasks[used]
+def _task_means(rows: Examples, used: NDArray[np.bool_]) -> Numbers:
+    """The mean gain of each row's task, from the rows that are used; of few rows, nearer to the
+    mean of all."""
+    seen, tasks = rows.gains[used], rows.tasks[used]
     sums = np.bincount(tasks, weights=seen, minlength=rows.tasks.max() + 1)
     counts = np.bincount(tasks, minlength=len(sums))
     means = (sums + TASK_ROWS_PRIOR * seen.mean()) / (counts + TASK_ROWS_PRIOR)
-    if (counts > 0).sum() < 2:
-        return own
-    found: Numbers = (1.0 - TASK_SHARE) * own + TASK_SHARE * means[rows.tasks]
+    found: Numbers = means[rows.tasks]
     return found
 
 

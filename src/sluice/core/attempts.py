@@ -1,4 +1,4 @@
-"""What becomes of a request whose attempt on a remote replica failed; when none is worth making.
+"""What becomes of a request whose replica failed it or was lost; when no attempt is worth making.
 
 Called by ``core/fleet.py`` with the pool of the request's model. An attempt is repeated only where
 its client has seen nothing and the budget has a retry left; then another replica goes first, and
@@ -10,9 +10,12 @@ from random import Random
 
 from sluice.core.accepted import Accepted
 from sluice.core.admission import NS_PER_S, Refusal
-from sluice.core.events import AttemptFailed, Retarget
+from sluice.core.events import AttemptFailed, ReplicaLost, Retarget
 from sluice.core.pools import Pool
 from sluice.core.request import Request, Rung
+
+# A request that was on board of this many lost replicas is not tried again: it may be the cause.
+LOSSES_MAX = 2
 
 # Refusals for want of anything that serves. Attempts that all failed count as the first.
 _NOTHING_SERVES = ("not_ready", "load_failed", "upstream_busy")
@@ -53,6 +56,20 @@ def _wait_ns(pool: Pool, accepted: Accepted, now_ns: int) -> int | None:
             return 0
         waits_ns.append(max(1, shut_ns))
     return min(waits_ns, default=None)
+
+
+def not_rescued(pool: Pool, accepted: Accepted, lost: ReplicaLost, now_ns: int) -> str | None:
+    """Why a request whose replica was lost is not tried again; ``None`` where it waits for that.
+
+    Silence is not risked twice.
+    """
+    accepted.losses += LOSSES_MAX if lost.silent else 1
+    if not accepted.tokens and accepted.losses < LOSSES_MAX:
+        pool.enqueue(accepted, now_ns)
+        return None
+    when = "with it on board" if lost.silent else "twice"
+    when = f"after {accepted.tokens} tokens were sent" if accepted.tokens else when
+    return f"its replica was lost {when}: {lost.error}"
 
 
 def rested(pool: Pool, now_ns: int) -> list[Accepted]:

@@ -41,6 +41,12 @@ def answer(
     return door, walk(request, door)
 
 
+def refusal_before(pool: Pool, least: Request, number: int, now_ns: int) -> Refusal | None:
+    """Why a request is refused whatever its prompt is; ``least`` is the request without it."""
+    full = pool.refusal_before(least, now_ns)
+    return full or late_whatever(pool, least, number, now_ns)
+
+
 def late_whatever(pool: Pool, least: Request, number: int, now_ns: int) -> Refusal | None:
     """Why a request would be late whatever its prompt is: its wait alone takes too long.
 

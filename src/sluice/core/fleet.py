@@ -16,8 +16,8 @@ from typing import assert_never
 
 from sluice.core.accepted import Accepted
 from sluice.core.admission import NS_PER_S, Refusal, never_runs, reject
-from sluice.core.attempts import fallback, rested, shut, tried_again
-from sluice.core.door import Door, answer, give_up, late_whatever, place_next
+from sluice.core.attempts import fallback, not_rescued, rested, shut, tried_again
+from sluice.core.door import Door, answer, give_up, place_next, refusal_before
 from sluice.core.events import (
     Abort,
     Arrived,
@@ -53,9 +53,6 @@ from sluice.core.news import hear
 from sluice.core.pools import Pool, PoolView
 from sluice.core.request import COMPLETE, EndReason, Request, Rung, Usage
 from sluice.core.tenants import Allowance, TenantLedger
-
-# A request that was on board of this many lost replicas is not tried again: it may be the cause.
-LOSSES_MAX = 2
 
 # What leaves the replicas' states as they are.
 _OF_REQUESTS = (Arrived, Cancelled, Progress, Ended, AttemptFailed, ReplicaReported, QuotaTold)
@@ -308,19 +305,10 @@ class Fleet:
         effects: list[FleetEffect] = []
         for accepted in [] if event.keeps_board else list(replica.on_board.values()):
             replica.leave(accepted)
-            effects += self._rescue(accepted, event, now_ns)
+            why = not_rescued(self._pools[replica.model], accepted, event, now_ns)
+            if why is not None:
+                effects += self._end(accepted, EndReason.FAILED, why, now_ns)
         return effects + self._give_up(self._pools[replica.model], now_ns)
-
-    def _rescue(self, accepted: Accepted, lost: ReplicaLost, now_ns: int) -> list[FleetEffect]:
-        """Decide what becomes of a request whose replica was lost; silence is not risked twice."""
-        accepted.losses += LOSSES_MAX if lost.silent else 1
-        if not accepted.tokens and accepted.losses < LOSSES_MAX:
-            self._pools[accepted.model].enqueue(accepted, now_ns)
-            return []
-        when = "with it on board" if lost.silent else "twice"
-        when = f"after {accepted.tokens} tokens were sent" if accepted.tokens else when
-        error = f"its replica was lost {when}: {lost.error}"
-        return self._end(accepted, EndReason.FAILED, error, now_ns)
 
     def _give_up(self, pool: Pool, now_ns: int) -> list[FleetEffect]:
         """End what waits for a pool of which nothing will serve soon."""
@@ -377,10 +365,7 @@ class Fleet:
     def _next_wake_ns(self, now_ns: int) -> int | None:
         times = [self._start_ns, self._drain_by_ns if self._accepted else None]
         for pool in self._pools.values():
-            if pool.queue or pool.resting:
-                times += [
-                    pool.queue.next_due_ns(), pool.next_sweep_ns(), pool.next_open_ns(now_ns)
-                ]  # fmt: skip
+            times += pool.wake_times_ns(now_ns)
         due = [at_ns for at_ns in times if at_ns is not None]
         return max(now_ns, min(due)) if due else None
 
@@ -407,11 +392,8 @@ class Fleet:
         """
         pool = self._pools[model]
         pool.came(least, now_ns)
-        refusal = (
-            self._refusal(pool, least, now_ns)
-            or pool.refusal_before(least, now_ns)
-            or late_whatever(pool, least, self._arrivals + 1, now_ns)
-        )
+        refusal = self._refusal(pool, least, now_ns)
+        refusal = refusal or refusal_before(pool, least, self._arrivals + 1, now_ns)
         if refusal is None or refusal.status == 400 or refusal.reason == "tokens_per_minute":
             return None  # none, or one that is told with the size of the prompt
         if fallback(pool, least, refusal, now_ns) is not None:

@@ -487,6 +487,12 @@ class Pool:
         """When the waiting are to be looked at again."""
         return self._swept_ns + SWEEP_NS if self.queue.timed and self.ready() else None
 
+    def wake_times_ns(self, now_ns: int) -> tuple[int | None, ...]:
+        """When something about those that wait is to be looked at again."""
+        if not self.queue and not self.resting:
+            return ()
+        return (self.queue.next_due_ns(), self.next_sweep_ns(), self.next_open_ns(now_ns))
+
     # ------------------------------------------------------------------------- when to come back
 
     def refuse(self, request: Request, refusal: Refusal, now_ns: int, chance: Random) -> Reject:

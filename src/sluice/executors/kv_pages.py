@@ -1,11 +1,11 @@
 """Gives the KV pool its memory a little before it is written to for the first time.
 
-Called by ``openvino``, which owns the pool. Linux hands memory out when it is first touched, a large
-page (2 MiB) at a time, and clears it then. A block has a part in each of the pool's tensors, so the
-first block beyond those touched before costs a large page in all of them: more than 100 MB at once
-for 60 tensors, which held a step up for a quarter of a second. Here a thread touches the pages of
-the next blocks while steps run. The pool is not touched as a whole: memory of blocks that are never
-needed stays with the machine.
+Called by ``openvino``, which owns the pool. Linux hands memory out when it is first touched, a
+large page (2 MiB) at a time, and clears it then. A block has a part in each of the pool's tensors,
+so the first block beyond those touched before costs a large page in all of them: more than 100 MB
+at once for 60 tensors, which held a step up for a quarter of a second. Here a thread touches the
+pages of the next blocks while steps run. The pool is not touched as a whole: memory of blocks that
+are never needed stays with the machine.
 """
 
 import ctypes
@@ -52,7 +52,7 @@ class PagesAhead:
         return self._ready
 
     def reach(self, block: int) -> None:
-        """This block is about to be written: have those after it ready soon."""
+        """A block is about to be written: have those after it ready soon."""
         if self._ready > min(block + self._stride, self._blocks_total - 1):
             return
         if self._thread is not None and self._thread.is_alive():

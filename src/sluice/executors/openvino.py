@@ -12,8 +12,6 @@ is the same alone, in any batch and with the prompt in any chunks.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import openvino as ov
@@ -27,7 +25,6 @@ from sluice.executors.kv_pages import PagesAhead, spans_of
 from sluice.executors.large_pages import use_large_pages
 from sluice.executors.openvino_graph import (
     BLOCK_SIZE,
-    Numerics,
     StepGraph,
     compile_step_graph,
 )
@@ -39,24 +36,8 @@ from sluice.executors.openvino_memory import (
     free_memory_bytes,
     size_kv_pool,
 )
+from sluice.executors.openvino_settings import EngineSettings
 from sluice.executors.sampling import SequenceSampling, open_sampling
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """What one embedded replica is made of.
-
-    ``folder`` holds OpenVINO IR. ``context_tokens_max`` bounds prompt plus output of one sequence.
-    ``kv_bytes`` is the size of the KV pool; ``None`` sizes it for ``sequences_max`` full contexts,
-    or half of the free memory if that is less. ``threads`` is ``None`` for all physical cores.
-    """
-
-    folder: Path
-    context_tokens_max: int
-    numerics: Numerics = "fast"
-    kv_bytes: int | None = None
-    sequences_max: int = 32
-    threads: int | None = None
 
 
 class OpenVinoExecutor:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from sluice.cluster.observer import Observer
 from sluice.core.costmodel import LinearCostModel
 from sluice.core.events import (
+    Abort,
     Arrived,
+    Cancelled,
     Dispatch,
     Emit,
     End,
@@ -25,7 +27,7 @@ from sluice.core.events import (
     Shorten,
 )
 from sluice.core.replica import Replica
-from sluice.core.request import PhaseTimes, Request, Usage
+from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.runtime import messages
 from sluice.runtime.generation import Call, Delta, TokenPrompt
 from sluice.runtime.recorder import Recorder
@@ -67,6 +69,8 @@ class Recording:
             observer.ready(event.replica_id, self._models[event.replica_id], event.limits)
         elif isinstance(event, ReplicaLost):
             observer.lost(event.replica_id, self._models[event.replica_id], event.error)
+        elif isinstance(event, Cancelled) and not any(isinstance(e, Abort) for e in effects):
+            self._end_here(event.request_id, EndReason.CANCELLED, "the client left", now_ns)
         for effect in effects:
             match effect:
                 case Reject():
@@ -78,7 +82,7 @@ class Recording:
                 case Retarget():
                     observer.retargeted(effect)
                 case Fail():
-                    self._failed(effect, now_ns)
+                    self._end_here(effect.request_id, effect.reason, effect.error, now_ns)
                 case _:
                     pass
 
@@ -109,15 +113,13 @@ class Recording:
         """Write what is left."""
         self._observer.close()
 
-    def _failed(self, effect: Fail, now_ns: int) -> None:
-        """The fleet ended it: how far it was on a replica that is gone is not known."""
-        request = self._requests.get(effect.request_id)
+    def _end_here(self, request_id: str, reason: EndReason, error: str, now_ns: int) -> None:
+        """No replica tells its end: how far it was on one that is gone is not known."""
+        request = self._requests.get(request_id)
         if request is not None:
             usage = Usage(request.prompt_tokens, 0, 0)
             phases = PhaseTimes(queue_ns=now_ns - request.arrived_ns)
-            self._ended(
-                messages.RequestEnded(request.id, effect.reason, usage, phases, 0, effect.error)
-            )
+            self._ended(messages.RequestEnded(request_id, reason, usage, phases, 0, error))
 
     def _ended(self, ended: messages.RequestEnded) -> None:
         self._observer.ended(self._requests.pop(ended.request_id), ended)

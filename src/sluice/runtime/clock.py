@@ -2,7 +2,6 @@
 
 import time
 
-
 # Nanoseconds of a clock that never goes back, the same in all processes of this machine.
 monotonic_ns = time.monotonic_ns
 

@@ -23,6 +23,7 @@ from sluice.config.sections import ServerSection
 from sluice.config.units import listen_address
 from sluice.core.errors import ConfigError, InvalidRequest, Overloaded
 from sluice.server.exchange import AsgiApp
+from sluice.server.plain_listener import PlainListener
 from sluice.server.problems import Problem, problem_of
 from sluice.server.sending import Sender
 from sluice.server.tls_listener import TlsListener
@@ -128,14 +129,14 @@ def _uvicorn_config(app: AsgiApp, transport: Transport) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signals, and with bounds on TLS handshakes."""
+    """uvicorn's server without its signals, which accepts connections in its own way."""
 
     def __init__(self, config: uvicorn.Config, transport: Transport) -> None:
         super().__init__(config)
         self._transport = transport
-        self._secure: TlsListener | None = None
+        self._accepting: PlainListener | TlsListener = PlainListener(self._new_protocol)
         if transport.identity is not None:
-            self._secure = TlsListener(
+            self._accepting = TlsListener(
                 transport.identity,
                 self._new_protocol,
                 self._has_room,
@@ -145,15 +146,13 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
-        await super().startup(sockets=sockets if self._secure is None else [])
-        if self._secure is not None:
-            for listener in sockets or []:
-                self._secure.start(listener)
+        await super().startup(sockets=[])
+        for listener in sockets or []:
+            self._accepting.start(listener)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening and close what is open."""
-        if self._secure is not None:
-            await self._secure.stop()
+        await self._accepting.stop()
         await super().shutdown(sockets=sockets)
 
     def _has_room(self, handshakes: int) -> bool:

@@ -15,7 +15,8 @@ from sluice.config.sections import SEQUENCES_MAX_DEFAULT
 from sluice.core.costmodel import Coefficients, LinearCostModel
 from sluice.core.errors import ModelLoadError
 from sluice.executors.base import StepError, StepExecutor
-from sluice.executors.openvino import EngineSettings, OpenVinoExecutor
+from sluice.executors.openvino import OpenVinoExecutor
+from sluice.executors.openvino_settings import EngineSettings
 from sluice.runtime.calibration import calibrate
 from sluice.runtime.clock import monotonic_ns
 from sluice.runtime.messages import LoadFailed
