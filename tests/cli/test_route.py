@@ -42,9 +42,7 @@ def test_eval_prints_apgr_cpt_and_all_baselines(folder, capsys):
 
 
 def test_eval_of_a_model_warns_of_rows_that_it_was_trained_on(folder, capsys):
-    code, found = answered(
-        capsys, "eval", folder / "outcomes.csv", "--model", folder / "m.route"
-    )
+    code, found = answered(capsys, "eval", folder / "outcomes.csv", "--model", folder / "m.route")
     assert code == 0
     assert found["leakage"]["trained_on"] == 200
     assert "the figures are too good" in found["warnings"][0]
@@ -120,7 +118,9 @@ BAD = {
 
 
 @pytest.mark.parametrize(("arguments", "words"), BAD.values(), ids=BAD)
-def test_bad_input_is_told_and_ends_with_two(arguments, words, folder, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_told_and_ends_with_two(
+    arguments, words, folder, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "good.csv").write_text((folder / "outcomes.csv").read_text())
     rows = "".join(f"prompt {number},1,1\n" for number in range(60))

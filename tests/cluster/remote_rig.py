@@ -124,10 +124,12 @@ class Client:
         self.pool.release(connection)
 
     async def metrics(self) -> dict[tuple[str, ...], float]:
-        """Values by name and label values, in the order of label names."""
+        """Values by name and label values, in the order of label names; buckets are left out."""
         seen = await self.get("/metrics")
+        lines = seen.body.decode().splitlines(keepends=True)
+        page = "".join(line for line in lines if "_bucket{" not in line)
         found = {}
-        for family in text_string_to_metric_families(seen.body.decode()):
+        for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 labels = (value for _, value in sorted(sample.labels.items()))
                 found[(sample.name.removeprefix("sluice_"), *labels)] = sample.value

@@ -136,10 +136,12 @@ async def matrix(folder: Path) -> dict[str, Row]:
             answers = await asyncio.gather(*(ask(case) for case in CASES))
             await front.quiet()
             counted = await front.metrics()
+            by_model = dict[str, dict[tuple[str, ...], float]]()
+            for key, value in counted.items():
+                by_model.setdefault(key[1] if len(key) > 1 else "", {})[key] = value
             for case, seen in answers:
-                of_model = {key: value for key, value in counted.items() if case.model in key}
                 sent = (hits[case.model, "0"], hits[case.model, "1"])
-                rows[str(case)] = Row(seen, sent, of_model)
+                rows[str(case)] = Row(seen, sent, by_model[case.model])
     return rows
 
 

@@ -37,7 +37,13 @@ def test_any_text_has_finite_features_of_bounded_size(text):
 
 def test_hashes_are_these_on_every_platform():
     found = seen("Ab 1")
-    assert [grams.tolist() for grams in found.grams] == [[1350204586, 862555579], [2106049498], [], [1726705639, 3872769594], [3177197834]]
+    assert [grams.tolist() for grams in found.grams] == [
+        [1350204586, 862555579],
+        [2106049498],
+        [],
+        [1726705639, 3872769594],
+        [3177197834],
+    ]
 
 
 def test_a_word_has_one_hash_wherever_it_stands():

@@ -1,6 +1,13 @@
 """A question is in one fold, in whatever form it comes."""
 
-from sluice.complexity.folds import FOLDS, PASSAGE_ROWS_MAX, fingerprints, folds_of, grouped, seen_in
+from sluice.complexity.folds import (
+    FOLDS,
+    PASSAGE_ROWS_MAX,
+    fingerprints,
+    folds_of,
+    grouped,
+    seen_in,
+)
 from sluice.complexity.outcomes import Outcome
 
 PASSAGE = "It was the best of times, it was the worst of times, said the book. " * 5
@@ -8,7 +15,9 @@ PASSAGE = "It was the best of times, it was the worst of times, said the book. "
 
 def asked(*prompts, names=None):
     names = names or [f"q{number}" for number in range(len(prompts))]
-    return [Outcome(name, "", prompt, 0.0, 1.0) for name, prompt in zip(names, prompts, strict=True)]
+    return [
+        Outcome(name, "", prompt, 0.0, 1.0) for name, prompt in zip(names, prompts, strict=True)
+    ]
 
 
 def test_rows_of_one_question_or_one_prompt_are_one_group():

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sluice.complexity.classifier import Card
+from sluice.complexity.classifier import Card, raw_score
 from sluice.complexity.evaluation import cross_validated, judged
-from sluice.complexity.folds import folds_of, grouped
 from sluice.complexity.outcomes import BadOutcomes
-from sluice.complexity.training import examples, platt, trained
+from sluice.complexity.training import fitted, platt, trained
 from tests.complexity.conftest import made_outcomes
 
 
@@ -36,19 +35,31 @@ def test_what_can_be_learned_is_learned_and_length_is_beaten(validated):
 
 
 def test_serving_gives_the_score_that_training_computed(validated, classifier, outcomes):
-    prompt = outcomes[7].prompt
-    probability = classifier.score(prompt)
-    assert 0 < probability < 1
-    assert probability == classifier.score(prompt.upper().replace(" ", "  ").lower().strip())
+    rows = validated.rows
+    weights = fitted(rows, np.ones(len(outcomes), dtype=bool))
+    computed = rows.matrix.times(weights[: -1 - rows.scaled.shape[1]])
+    computed = computed + rows.scaled @ weights[-1 - rows.scaled.shape[1] : -1] + weights[-1]
+    served = [raw_score(classifier.linear, one.prompt) for one in outcomes]
+    assert served == pytest.approx(computed.tolist(), abs=1e-4)
+
+
+def test_hard_prompts_have_a_higher_probability_than_easy_ones(classifier):
     hard = classifier.score("prove the theorem about lattices integers matrices?")
     assert hard > classifier.score("what colour is bread?") + 0.3
+
+
+def test_case_and_white_space_change_no_score(classifier, outcomes):
+    prompt = outcomes[7].prompt
+    assert classifier.score(prompt.upper().replace(" ", "   ")) == classifier.score(prompt)
 
 
 def test_a_trained_model_is_worth_on_new_rows_what_cross_validation_said(validated, classifier):
     fresh = [replace(one, prompt=f"{one.prompt} x") for one in made_outcomes(300, seed=2)]
     found = judged(fresh, classifier, untold)
     assert found.seen == 0
-    assert found.quality.apgr.value == pytest.approx(validated.evaluation.quality.apgr.value, abs=0.1)
+    assert found.quality.apgr.value == pytest.approx(
+        validated.evaluation.quality.apgr.value, abs=0.1
+    )
 
 
 def test_rows_that_a_model_was_trained_on_are_counted(outcomes, classifier):
@@ -96,10 +107,17 @@ def test_too_few_rows_are_refused(outcomes):
         cross_validated(outcomes[:49], (), untold)
 
 
-def test_tasks_help_where_rows_name_them(outcomes):
-    named = [replace(one, task="hard" if one.weak < 1 else "easy") for one in outcomes]
-    rows = examples(named, folds_of(named, grouped(named)), untold)
-    assert sorted(set(rows.tasks.tolist())) == [0, 1]
+def test_the_mean_of_a_task_is_learned_where_single_outcomes_are_chance():
+    """Easy and hard rows have equal chances but for their tasks, whose means differ a little."""
+    chance = np.random.default_rng(8)
+    named = [
+        replace(one, task=task, weak=0.0, strong=float(chance.random() < (0.6 if task else 0.4)))
+        for one in made_outcomes(300, seed=4)
+        for task in ["hard" if one.prompt.startswith(("prove", "derive", "show")) else ""]
+    ]
+    with_tasks = cross_validated(named, (), untold).evaluation.quality.apgr.value
+    without = cross_validated([replace(one, task="") for one in named], (), untold)
+    assert with_tasks > without.evaluation.quality.apgr.value
 
 
 def test_probabilities_follow_the_log_odds_that_made_them():

@@ -13,11 +13,11 @@ from sluice.server.serve import new_event_loop
 
 
 class Made(asyncio.Protocol):
-    def __init__(self, made: list[asyncio.Transport]) -> None:
+    def __init__(self, made: "asyncio.Queue[asyncio.Transport]") -> None:
         self.made = made
 
     def connection_made(self, transport):
-        self.made.append(transport)
+        self.made.put_nowait(transport)
 
 
 class Scarce:
@@ -38,26 +38,25 @@ class Scarce:
 
 def run(clients: int, *, turns: int | None = None, scarce: bool = False, stop_first: bool = False):
     """How many of the clients that wait are connected, after some turns of the loop or at last."""
-    made: list[asyncio.Transport] = []
 
     async def accept(listener: socket.socket) -> int:
+        made: asyncio.Queue[asyncio.Transport] = asyncio.Queue()
         accepting = PlainListener(lambda: Made(made))
         accepting.start(Scarce(listener) if scarce else listener)  # type: ignore[arg-type]
         if stop_first:
             await accepting.stop()
-        if turns is not None:
+        if turns is None:
+            async with asyncio.timeout(5):
+                opened = [await made.get() for _ in range(clients)]
+        else:
             for _ in range(turns):
                 await asyncio.sleep(0)
-        else:
-            async with asyncio.timeout(5):
-                while len(made) < clients:
-                    await asyncio.sleep(0.001)
-        connected = len(made)
+            opened = [made.get_nowait() for _ in range(made.qsize())]
         await accepting.stop()
-        for transport in made:
+        for transport in opened:
             transport.abort()
         await asyncio.sleep(0)
-        return connected
+        return len(opened)
 
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=200))

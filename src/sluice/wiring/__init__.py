@@ -1,5 +1,5 @@
 """The composition roots: settings to running objects, by explicit construction.
 
-``gateway`` makes the gateway process, ``replica`` and ``simulated_replica`` a replica process. Nothing
-else names concrete classes of several layers.
+``gateway`` makes the gateway process, ``replica`` and ``simulated_replica`` a replica process.
+Nothing else names concrete classes of several layers.
 """
