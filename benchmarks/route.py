@@ -80,7 +80,7 @@ def estimate(found: Estimate, digits: int) -> str:
 
 
 def print_speed(folder: Path) -> None:
-    """Wall time, and processor time of the thread, which other work on the machine disturbs less."""
+    """Wall time, and processor time of the thread, which other work disturbs less."""
     model = default_model()
     text = " ".join(one.prompt for one in outcomes_of(folder, SETS["GSM8K"]))
     print("\nserving, ms            wall p50    p99   processor p50    p99")

@@ -34,7 +34,8 @@ def main(description: str) -> None:
         for name, rounds in results.items():
             print(table(name, rounds), end="\n\n")
         print(targets(results), end="\n\n")
-        print("answers that failed: " + ", ".join(f"{n} {e}" for n, e in errors.items()))
+        failed = "; ".join(f"{count} of {what}" for what, count in errors.items())
+        print("answers that failed: " + (failed or "none"))
     if "policy" in options.scenario:
         text, figures = policy_table()
         document["policy"] = figures

@@ -49,7 +49,10 @@ def _body(mark: str, size: int, *, stream: bool) -> bytes:
 
 @dataclass(slots=True)
 class Bench:
-    """Runs loads against one gateway at a time. ``errors`` counts answers that were none."""
+    """Runs loads against one gateway at a time.
+
+    ``errors`` counts answers that were none, by gateway and status; 0 is a connection that closed.
+    """
 
     programs: Programs
     errors: dict[str, int]
@@ -67,8 +70,10 @@ class Bench:
         finally:
             with suppress(ProcessLookupError):
                 system.send(signal.SIGSTOP)
-        failed = sum(group["errors"] for group in printed)
-        self.errors[system.name] = self.errors.get(system.name, 0) + failed
+        for group in printed:
+            if group["errors"]:
+                key = f"{system.name}, last status {group['status']}"
+                self.errors[key] = self.errors.get(key, 0) + group["errors"]
         return Measured(printed, used_s[1] - used_s[0], resident_mb)
 
 

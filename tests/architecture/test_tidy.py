@@ -292,6 +292,7 @@ IMPORTERS = {
     "msgspec": (
         "cli/",
         "cluster/",
+        "complexity/",
         "executors/",
         "runtime/",
         "server/",

@@ -17,13 +17,15 @@ import pytest
 
 from sluice.executors.stream import ClientError, FirstTokenLate, UpstreamError, UpstreamOverloaded
 from sluice.testing.upstream import Hold, Received, Reset, Script, ScriptedUpstream, Wait, whole
-from tests.cluster.remote_rig import FIRST_TOKEN_S, Seen, running
+from tests.cluster.remote_rig import Seen, eventually, running
 from tests.executors.stream_rig import run
 from tests.executors.upstream_faults import FAULTS, GOOD_STREAM, GOOD_WHOLE, PIECES, Fault
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "failure-conduct.md"
 TEXT = "".join(PIECES)
-AT_ONCE = 12
+AT_ONCE = 20
+# What a busy machine surely keeps: only the engines that say nothing are to run into it.
+DEADLINE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,10 @@ def settings(port: int) -> str:
     bounds = f"""
 engine = "vllm"
 upstream_model = "m"
-probe = "1h"
-first_token_max = "{FIRST_TOKEN_S}s"
-silence_max = "{FIRST_TOKEN_S}s"
-whole_max = "{FIRST_TOKEN_S}s"
+probe = "3s"
+first_token_max = "{DEADLINE_S}s"
+silence_max = "{DEADLINE_S}s"
+whole_max = "{DEADLINE_S}s"
 """
     text = '[server]\nlisten = "127.0.0.1:0"\n'
     for case in CASES:
@@ -128,6 +130,11 @@ async def matrix(folder: Path) -> dict[str, Row]:
         file = folder / "sluice.toml"
         file.write_text(settings(upstream.port))
         async with running(file, [upstream]) as front:
+            # So many first looks at once may be late; the next ones are not.
+            def all_serve() -> bool:
+                return all(r.is_serving for p in front.gateway.pools() for r in p.replicas)
+
+            await eventually(all_serve, within_s=20)
 
             async def ask(case: Case) -> tuple[Case, Seen]:
                 async with gate:

@@ -24,7 +24,7 @@ def classifier(weight=0.25):
     shape = np.linspace(-1, 1, len(SHAPE_NAMES)).astype(np.float32)
     grams = np.random.default_rng(1).normal(0, weight, (FAMILIES, 256)).astype(np.float32)
     linear = Linear(grams, shape, shape - 3, shape + 9, 0.5)
-    card = Card("mine", ("a.csv",), 3, 2, 0.5, (0.6, 0.5, 0.7), None, ("a note",))
+    card = Card("mine", ("a.csv",), 3, 2, 0.5, (0.6, 0.5, 0.7), None, (0.9, 0.1), ("a note",))
     return Classifier(linear, 2.0, -1.0, card, np.array([5, 2**63], dtype=np.uint64))
 
 

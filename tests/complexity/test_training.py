@@ -48,6 +48,13 @@ def test_hard_prompts_have_a_higher_probability_than_easy_ones(classifier):
     assert hard > classifier.score("what colour is bread?") + 0.3
 
 
+def test_the_card_has_the_thresholds_of_every_share(classifier):
+    thresholds = classifier.card.thresholds
+    assert len(thresholds) == 100
+    assert list(thresholds) == sorted(thresholds, reverse=True)
+    assert 0.0 < thresholds[-1] < thresholds[0] < 1.0
+
+
 def test_case_and_white_space_change_no_score(classifier, outcomes):
     prompt = outcomes[7].prompt
     assert classifier.score(prompt.upper().replace(" ", "   ")) == classifier.score(prompt)

@@ -6,8 +6,8 @@ from sluice.core.events import Interrupt, StepGivenUp
 from sluice.core.interruption import LEFT_NS_MIN, LOST_NS_MAX, LOST_SHARE
 from sluice.core.request import EndReason, Request, SequenceId
 from sluice.core.roster import BatchingPolicy
-from sluice.runtime.virtual import GIVE_UP_NS
-from tests.core.test_batching import MS, S, distinct, limits_of, run_of
+from sluice.testing.replicas import REPLICA_ID
+from tests.core.test_batching import GIVE_UP_NS, MS, S, distinct, limits_of, run_of
 
 ROWS = 24
 STEP_MS = 10 + 0.5 * ROWS + 1 * ROWS
@@ -80,6 +80,20 @@ def test_a_step_with_a_prompt_of_the_same_tier_runs_to_its_end():
     run.submit(Request("second", second_ns, distinct(99, 40), 5, tier=1), second_ns)
     run.run()
     assert len(given_up(run)) == 1
+
+
+def test_where_steps_cannot_be_given_up_they_run_to_their_end():
+    run = crowd()
+    run.driver.remove(REPLICA_ID)
+    run.executor.give_up_ns = None
+    run.driver.add(REPLICA_ID, run.replica, run.executor)
+    for number in range(ROWS):
+        run.submit(Request(f"e{number}", 0, distinct(number, 4), 300, tier=5))
+    at_ns = mid_step_ns(0.2)
+    run.submit(Request("new", at_ns, distinct(99, 40), 5, tier=1), at_ns)
+    run.driver.run()
+    assert any(isinstance(e, Interrupt) for _, _, effects in run.events for e in effects)
+    assert not given_up(run)
 
 
 def test_no_more_than_a_share_of_the_time_is_lost_however_many_come():

@@ -6,6 +6,7 @@ from sluice.planner.memory import GIB, kv_bytes
 from sluice.planner.model_config import shape_from_config
 from sluice.planner.names import CannotPlan
 from sluice.planner.question import default_precision
+from sluice.planner.shapes import HeadLayers
 from sluice.planner.tables import own_tables
 
 LLAMA = {
@@ -77,7 +78,7 @@ def test_d25_what_is_not_understood_is_said_and_not_guessed(change, words):
 )
 def test_d25_which_layers_have_the_window_is_what_the_family_does(change, full, window):
     shape = shape_from_config("m", LLAMA | {"sliding_window": 4096} | change)
-    layers = {each.window: each.layers for each in shape.attention}
+    layers = {each.window: each.layers for each in shape.attention if isinstance(each, HeadLayers)}
     assert layers.get(None, 0) == full
     assert layers.get(4096, 0) == window
 

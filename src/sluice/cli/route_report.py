@@ -61,7 +61,9 @@ def warnings(found: Evaluation) -> list[str]:
             f"[{found.lead.low:+.3f}, {found.lead.high:+.3f}]"
         )
     if review.contradicting:
-        told.append(f"{review.contradicting} rows contradict an earlier row of their question")
+        told.append(
+            f"{review.contradicting} rows have other outcomes than an earlier row of their question"
+        )
     if review.no_text:
         told.append(f"{review.no_text} prompts are mostly control characters")
     return told
@@ -103,6 +105,9 @@ def print_card(card: Card) -> None:
     for words, each in (("APGR", card.apgr), ("APGR of length", card.length_apgr)):
         if each is not None:
             click.echo(f"  {words} {_shown(Estimate(*each), 3)} by cross-validation")
+    for share in (10, 30, 50):
+        if card.thresholds:
+            click.echo(f"  threshold for {share} % strong calls: {card.thresholds[share - 1]:.4f}")
     for note in card.notes:
         click.echo(f"  {note}")
 

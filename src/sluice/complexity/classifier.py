@@ -22,7 +22,9 @@ class Card:
 
     ``rows`` and ``questions`` count what it was trained on, ``rescued`` is the share of rows that
     only the strong model answered. Of the cross-validation by question: ``apgr``, with its
-    interval, and the same of prompt length alone; ``None`` where it was not measured.
+    interval, and the same of prompt length alone; ``None`` where it was not measured. By scores of
+    fits that did not see the prompts, ``thresholds`` send 1, 2, … 100 % of prompts like those that
+    it was trained on to the strong model.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Card:
     rescued: float = 0.0
     apgr: tuple[float, float, float] | None = None
     length_apgr: tuple[float, float, float] | None = None
+    thresholds: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -11,15 +11,16 @@ Deterministic: the same rows give the same file.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sluice.complexity.classifier import Card, Classifier, Linear
+from sluice.complexity.classifier import Card, Classifier, Linear, probability
 from sluice.complexity.features import FAMILIES
 from sluice.complexity.folds import FOLDS, fingerprints
 from sluice.complexity.matrix import Matrix, Told
+from sluice.complexity.measures import threshold_for
 from sluice.complexity.outcomes import BadOutcomes, Outcome
 
 Floats = NDArray[np.float32]
@@ -34,8 +35,8 @@ class Fit:
     steps: int
 
 
-# Chosen by cross-validation on the sets of benchmarks/route.py. Means of tasks have little noise and
-# bear a weak penalty; what is left of a single outcome is nearly all noise.
+# Chosen by cross-validation on the sets of benchmarks/route.py. Means of tasks have little noise
+# and bear a weak penalty; what is left of a single outcome is nearly all noise.
 TASK = Fit(penalty=20.0, steps=20)
 OWN = Fit(penalty=150.0, steps=6)
 # Where tasks are known, the share of the second part. More of it loses on mixtures of tasks (APGR
@@ -113,11 +114,13 @@ def trained(rows: Examples, held_out: Numbers, card: Card) -> Classifier:
     """The classifier of all rows. ``held_out`` are the scores of ``out_of_fold``."""
     weights = fitted(rows, np.ones(len(rows.folds), dtype=bool))
     slope, offset = platt(held_out, rows.rescues)
+    probabilities = np.array([probability(logit) for logit in (slope * held_out + offset).tolist()])
+    thresholds = tuple(threshold_for(probabilities, percent / 100) for percent in range(1, 101))
     return Classifier(
         linear=_linear(rows, weights),
         slope=slope,
         offset=offset,
-        card=card,
+        card=replace(card, thresholds=thresholds),
         trained_on=fingerprints(rows.outcomes),
     )
 

@@ -94,8 +94,8 @@ class Calibration:
     points, which ``concurrencies`` says where they are.
 
     ``surprise`` is the largest distance of a point from what was predicted without it, in the log:
-    where the level was far off, so may be the way it goes on. ``first_token_factor`` is how many times longer the prefill of a lone request took than
-    predicted.
+    where the level was far off, so may be the way it goes on. ``first_token_factor`` is how many
+    times longer the prefill of a lone request took than predicted.
     """
 
     offset: float

@@ -36,8 +36,6 @@ from sluice.core.step import Plan, Sampled, StopReason
 from sluice.executors.base import StepError, StepExecutor
 
 GREEDY = Sampling(temperature=0.0)
-# Giving a running step up takes so long.
-GIVE_UP_NS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +64,16 @@ class Foreseeing(Protocol):
         ...
 
 
+@runtime_checkable
+class Stoppable(Protocol):
+    """The further ability of an executor whose running steps can be given up.
+
+    That takes ``give_up_ns``; ``None`` where it can not be done, as on GPUs.
+    """
+
+    give_up_ns: int | None
+
+
 Observer = Callable[[str, ReplicaEvent, int, Sequence[ReplicaEffect]], None]
 
 
@@ -88,6 +96,7 @@ class _Seat:
     replica: Replica
     executor: StepExecutor
     foreseeing: Foreseeing | None
+    give_up_ns: int | None
     present: bool = True
     wakes: int = 0
     began_ns: int = 0
@@ -129,7 +138,8 @@ class VirtualDriver:
     def add(self, replica_id: str, replica: Replica, executor: StepExecutor) -> None:
         """Add a replica; its executor is loaded."""
         foreseeing = executor if isinstance(executor, Foreseeing) else None
-        self._seats[replica_id] = _Seat(replica_id, replica, executor, foreseeing)
+        give_up_ns = executor.give_up_ns if isinstance(executor, Stoppable) else None
+        self._seats[replica_id] = _Seat(replica_id, replica, executor, foreseeing, give_up_ns)
 
     def remove(self, replica_id: str) -> None:
         """Take a replica away, as if its process had ended: what it was doing never happens."""
@@ -240,8 +250,10 @@ class VirtualDriver:
 
     def _give_up(self, seat: _Seat, step: int) -> None:
         """End the running step without a result, unless that is there before."""
-        at_ns = self.now_ns + GIVE_UP_NS
-        if at_ns >= seat.done_ns or seat.given_up >= step:
+        if seat.give_up_ns is None or seat.given_up >= step:
+            return
+        at_ns = self.now_ns + seat.give_up_ns
+        if at_ns >= seat.done_ns:
             return
         seat.given_up = step
         self.call_at(at_ns, partial(self._handle, seat, StepGivenUp(step, at_ns - seat.began_ns)))

@@ -111,7 +111,7 @@ class VirtualFleet:
 
     def lose(self, at_ns: int, replica_id: str, *, permanent: bool = False) -> None:
         """Let the process of a replica end unasked, if it runs then; see ``ReplicaLost``."""
-        self.driver.call_at(at_ns, partial(self._lose, replica_id, permanent))
+        self.driver.call_at(at_ns, partial(self._lose, replica_id, permanent=permanent))
 
     def run(self, until_ns: int | None = None) -> None:
         """See ``VirtualDriver.run``."""
@@ -183,7 +183,7 @@ class VirtualFleet:
         self._up.add(replica_id)
         self._handle(ReplicaReady(replica_id, limits))
 
-    def _lose(self, replica_id: str, permanent: bool) -> None:
+    def _lose(self, replica_id: str, *, permanent: bool) -> None:
         if replica_id in self._up:
             self._up.remove(replica_id)
             self.driver.remove(replica_id)
