@@ -14,9 +14,9 @@ TRUTH = Coefficients(8e6, 0.4e6, 0.2e6, 1800.0, 400.0)
 def steps(slower=1.0, count=400, begun_ns=0):
     """Steps of up to 32 rows, some with a chunk, as long as ``TRUTH`` says times ``slower``."""
     draw, now_ns, contexts = random.Random(1), begun_ns, dict.fromkeys(range(32), 0)
-    records: list[Record] = []
-    for number in range(32):
-        records.append(RequestArrived(now_ns, f"r{number}", "m", now_ns, 80, 10_000))
+    records: list[Record] = [
+        RequestArrived(now_ns, f"r{number}", "m", now_ns, 80, 10_000) for number in range(32)
+    ]
     for step in range(count):
         rows = draw.randrange(1, 33)
         for row in range(rows):

@@ -82,11 +82,12 @@ def command(
     """Serve MODEL, or what the settings name, behind the OpenAI API.
 
     MODEL is a catalogue name, the path of a GGUF file or of a folder with OpenVINO IR,
-    hf:ORG/REPO/FILE.gguf, or sim:MODEL@GPUxN, which simulates a model on GPUs that are not here. With neither MODEL nor models in the settings, the catalogue's default
-    model is served. Clients ask for a file or folder by its name without .gguf, in lower case and
-    with '-' for each run of other characters than letters, digits, '_' and '-'. Ctrl-C lets running
-    requests finish; a second one ends them. SIGHUP reads the settings again and applies what can
-    change without a restart.
+    hf:ORG/REPO/FILE.gguf, or sim:MODEL@GPUxN, which simulates a model on GPUs that are not here.
+    With neither MODEL nor models in the settings, the catalogue's default model is served. Clients
+    ask for a file or folder by its name without .gguf, in lower case and with '-' for each run of
+    other characters than letters, digits, '_' and '-'. Ctrl-C lets running requests finish; a
+    second one ends them. SIGHUP reads the settings again and applies what can change without a
+    restart.
     """
     given = list(overrides)
     if listen is not None:
