@@ -73,6 +73,12 @@ def test_rows_that_a_model_was_trained_on_are_counted(outcomes, classifier):
     assert judged(outcomes, classifier, untold).seen == len(outcomes)
 
 
+def test_a_model_is_judged_on_a_single_row_too(outcomes, classifier):
+    (row,) = [one for one in outcomes if one.gain > 0][:1]
+    found = judged([row], classifier, untold)
+    assert found.quality.apgr.value == pytest.approx(0.5)
+
+
 def test_the_same_rows_give_the_same_weights(outcomes, classifier):
     again = cross_validated(outcomes, (), untold)
     other = trained(again.rows, again.scores, Card("made"))

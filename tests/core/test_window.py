@@ -75,6 +75,27 @@ def test_without_gauges_late_first_tokens_bound_what_waits():
     assert engine.window.places(engine.now_ns) >= 8
 
 
+def test_late_first_tokens_do_not_shrink_the_window_of_an_engine_in_which_none_waits():
+    window = Window(64)
+    window.gauged(0, FIRST, 0)
+    before = window.places(0)
+    for number in range(20):
+        window.first_token(PREDICTED_NS, 50 * PREDICTED_NS, before, number * MS)
+    kept = window.places(20 * MS)
+    window.gauged(1, FIRST, NS_PER_S)
+    for number in range(20):
+        window.first_token(PREDICTED_NS, 500 * PREDICTED_NS, before, 200 * NS_PER_S + number * MS)
+    assert kept >= before
+    assert window.places(200 * NS_PER_S) < kept
+
+
+def test_a_full_engine_in_which_none_waits_is_soon_given_more():
+    window = Window(256)
+    for second in range(15):
+        window.gauged(0, window.places(second * NS_PER_S), second * NS_PER_S)
+    assert window.places(15 * NS_PER_S) > 128
+
+
 def test_whole_answers_alone_let_the_window_grow_while_the_engine_keeps_up():
     window = Window(64)
     window.gauged(0, 0, 0)

@@ -39,13 +39,15 @@ def embedded(prompts: list[str], told: Told) -> Floats:
 
 
 def neighbour_scores(vectors: Floats, gains: Numbers, folds: NDArray[np.intp]) -> Numbers:
-    """The mean gain of the nearest prompts of other folds, for each prompt."""
+    """The mean gain of the nearest prompts of other folds, for each; 0 where there are none."""
     found = np.zeros(len(vectors))
     for fold in range(FOLDS):
         inside = np.flatnonzero(folds == fold)
         others = folds != fold
         known, known_gains = vectors[others], gains[others]
         count = min(NEIGHBOURS, len(known))
+        if count == 0:
+            continue
         for start in range(0, len(inside), _ROWS_AT_ONCE):
             part = inside[start : start + _ROWS_AT_ONCE]
             alike = vectors[part] @ known.T

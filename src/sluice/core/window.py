@@ -19,6 +19,9 @@ FIRST = 8
 CUT = 0.7
 # No second cut before the effect of the first can be seen.
 CUT_NS = NS_PER_S
+# By this part of itself the window grows when its gauge says that none waits in a full engine: its
+# word counts more than a guess from first tokens, and comes but once in a while.
+GROWTH = 0.25
 # Gauges older than this are old.
 GAUGE_NS_MAX = 5 * NS_PER_S
 # First tokens are late where they take so many times what is usual here.
@@ -52,13 +55,13 @@ class Window:
         if excess > 0:
             self._cut(places - excess, now_ns)
         elif waiting < 1 and self._in_use(places, now_ns):
-            self._grow(1.0)
+            self._grow(max(1.0, self._size * GROWTH))
 
     def first_token(self, predicted_ns: int, taken_ns: int, places: int, now_ns: int) -> None:
         """A request got its first token, ``taken_ns`` after it was sent."""
         late = max(1.0, taken_ns / max(PREDICTED_NS_MIN, predicted_ns))
         self._late_now += QUICK * (late - self._late_now)
-        if self._late_now > LATE * self._late_usual:
+        if self._late_now > LATE * self._late_usual and not self._has_room(now_ns):
             if self._cut_ns is None or now_ns - taken_ns >= self._cut_ns:
                 self._cut(0.0, now_ns)
         elif self._keeps_up(now_ns) and self._in_use(places, now_ns):
@@ -77,6 +80,11 @@ class Window:
     def _is_blind(self, now_ns: int) -> bool:
         """Whether it had a gauge, and has none that is young."""
         return self._gauged_ns is not None and now_ns - self._gauged_ns > GAUGE_NS_MAX
+
+    def _has_room(self, now_ns: int) -> bool:
+        """Whether its gauge says that none waits in it: what is late then is late elsewhere."""
+        told = self._gauged_ns is not None and not self._is_blind(now_ns)
+        return told and self._waiting < 1
 
     def _keeps_up(self, now_ns: int) -> bool:
         return self._waiting <= WAITING_MAX or self._is_blind(now_ns)
