@@ -114,7 +114,7 @@ def _memory_gib(found: Plan) -> dict[str, float]:
     parts = {name: value / GIB for name, value in replica.budget.lines().items()}
     del parts["device"]
     left = parts.pop("left for KV")
-    each = deployment.kv_bytes(found.question.load.resident_tokens) / GIB
+    each = deployment.kv_bytes(found.question.load.lengths.resident_tokens) / GIB
     used = min(left, at.concurrency / deployment.layout.groups * each)
     return {**parts, "KV at the SLO rate": used, "KV free": left - used}
 

@@ -60,14 +60,16 @@ def answer(asked: Mapping[str, Any]) -> Candidates:
     entries = entries_of(asked["tables"])
     gpus = [entries.accelerator(name) for name in _gpus(asked)]
     precisions: list[str | None] = [*_listed(asked["precisions"])] or [None]
-    lengths = Lengths(asked["prompt"], asked["output"], asked["cached"])
+    lengths = Lengths(
+        asked["prompt"], asked["output"], asked["cached"], asked["output_variation"]
+    )
     shape = entries.model(asked["model"])
     points = [point for text in asked["calibrate"] for point in points_of(text, lengths)]
     question = Question(
         shape=shape,
         accelerator=gpus[0],
         rate_rps=asked["rps"],
-        load=Load(lengths, asked["batch"], asked["output_variation"]),
+        load=Load(lengths, asked["batch"]),
         targets=Targets(
             asked["ttft"], asked["tpot"], asked["percentile"], asked["e2e"], asked["retrieval"]
         ),

@@ -40,6 +40,11 @@ class Relay:
         """The call is dispatched."""
         self._next = attempt
 
+    @property
+    def content_type(self) -> str:
+        """What the engine calls the answer that is being passed on."""
+        return "" if self._present is None else self._present.content_type
+
     def __aiter__(self) -> AsyncIterator[tuple[bytes, bool]]:
         """Pass the answer on; see ``runtime.streams.Relay``."""
         return self
@@ -106,6 +111,12 @@ class Attempt:
     def request_id(self) -> str:
         """Id of the call."""
         return self.forward.request.id
+
+    @property
+    def content_type(self) -> str:
+        """What the engine calls its answer; empty before there is one."""
+        headers = () if self._answer is None else self._answer.headers
+        return next((value for name, value in headers if name == "content-type"), "")
 
     def leave(self) -> None:
         """Stop it: nobody wants the answer. Its reader finds nothing more."""

@@ -13,7 +13,12 @@ from typing import Protocol
 
 from sluice.cluster.forward import Forward, Wording, body_for
 from sluice.cluster.relay import Attempt, Relay
-from sluice.cluster.remote_model import BLOCK_TOKENS, CONTEXT_TOKENS_UNKNOWN, RemoteModel
+from sluice.cluster.remote_model import (
+    BLOCK_TOKENS,
+    CONTEXT_TOKENS_UNKNOWN,
+    NOT_GENERATING,
+    RemoteModel,
+)
 from sluice.core.events import ReplicaLimits, Report
 from sluice.core.quota import QuotaLeft
 from sluice.core.request import EndReason, PhaseTimes, Usage
@@ -214,6 +219,7 @@ class RemoteReplica:
             body=body_for(forward, self._wording),
             headers=raw.headers,
             streamed=raw.streamed,
+            any_body=raw.path in NOT_GENERATING,
             usage_events=UsageEvents.AS_SENT if raw.shows_usage else UsageEvents.NONE,
             deadlines=self._terms.deadlines,
         )

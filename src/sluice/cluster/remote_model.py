@@ -30,7 +30,8 @@ CONTEXT_TOKENS_UNKNOWN = 1_048_576
 _KEPT_SHARE = 0.95
 # Members that hold the text of a prompt, on whatever route.
 _TEXTS = ("messages", "prompt", "input", "instructions", "query", "documents", "text_1", "text_2")
-_NOT_GENERATING = frozenset({
+# Routes of engines alone. What they answer, and in which form, is between them and their clients.
+NOT_GENERATING = frozenset({
     "/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score", "/tokenize", "/detokenize",
 })  # fmt: skip
 
@@ -107,7 +108,7 @@ class RemoteModel:
         return self._card.context_tokens_max if limits is None else limits.context_tokens_max
 
     def _output_tokens_max(self, call: Call, raw: RawPrompt, room: int) -> int:
-        if raw.path in _NOT_GENERATING:
+        if raw.path in NOT_GENERATING:
             return 1
         asked = call.output_tokens_max
         return min(_OUTPUT_TOKENS_ASSUMED if asked is None else asked, room)

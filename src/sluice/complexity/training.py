@@ -36,12 +36,10 @@ class Fit:
 
 
 # Chosen by cross-validation on the sets of benchmarks/route.py. Means of tasks have little noise
-# and bear a weak penalty; what is left of a single outcome is nearly all noise.
+# and bear a weak penalty; what single outcomes say beyond them is nearly all noise.
 TASK = Fit(penalty=20.0, steps=20)
-OWN = Fit(penalty=150.0, steps=6)
-# Where tasks are known, the share of the second part. More of it loses on mixtures of tasks (APGR
-# 0.673 with none, 0.639 with all), less of it within a family of them (MMLU 0.637 with none).
-OWN_PART = 0.35
+BEYOND_TASK = Fit(penalty=500.0, steps=6)
+WITHOUT_TASKS = Fit(penalty=150.0, steps=6)
 SHAPE_PENALTY_PER_ROW = 3e-3
 # A task with few rows has a mean that is mostly chance: this many rows of the mean of all.
 TASK_ROWS_PRIOR = 10.0
@@ -129,10 +127,11 @@ def fitted(rows: Examples, used: NDArray[np.bool_]) -> Floats:
     """Weights of n-grams, then of shapes, then a constant, from the rows that are ``used``."""
     mean = float(rows.gains[used].mean())
     means = _task_means(rows, used)
-    weights = _ridge(rows, used, rows.gains - means, OWN)
     if np.ptp(means[used]) > 0.0:
-        weights *= np.float32(OWN_PART)
+        weights = _ridge(rows, used, rows.gains - means, BEYOND_TASK)
         weights += _ridge(rows, used, means - mean, TASK)
+    else:
+        weights = _ridge(rows, used, rows.gains - mean, WITHOUT_TASKS)
     return np.append(weights, np.float32(mean)).astype(np.float32)
 
 

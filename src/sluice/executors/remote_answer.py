@@ -158,6 +158,8 @@ class RemoteAnswer:
         kind = (head.header("content-type") or "").partition(";")[0].strip().lower()
         if encoding.lower() != "identity":
             raise self._garbage(f"content-encoding {encoding}, which was not asked for")
+        if self._request.any_body:
+            return
         if not self._request.streamed:
             if "json" not in kind:
                 raise self._garbage(f"asked for JSON, got {kind or 'no content type'}")
@@ -186,6 +188,8 @@ class RemoteAnswer:
         item, times = read_whole(self._source, body)
         if times is not NO_TIMES:
             self._times = times
+        if self._request.any_body and isinstance(item, Garbage):
+            item = Chunk(body, last=True)
         if isinstance(item, Chunk):
             self._usage = item.usage
         self._ready.append(item)

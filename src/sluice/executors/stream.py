@@ -49,7 +49,8 @@ class UpstreamRequest:
 
     ``id`` is the name under which the engine can be told to abort it. ``headers`` must not hold
     those of the connection (host, content-length, connection), which are the client's own, nor
-    the key of the upstream.
+    the key of the upstream. With ``any_body`` a 2xx may come with whatever it likes: what that is
+    follows from the request, and is passed on.
     """
 
     id: str
@@ -57,6 +58,7 @@ class UpstreamRequest:
     body: bytes = field(repr=False)
     headers: Headers = ()
     streamed: bool = True
+    any_body: bool = False
     usage_events: UsageEvents = UsageEvents.AS_SENT
     deadlines: Deadlines = Deadlines()
 

@@ -14,10 +14,10 @@ Fleets with queues, priorities and faults need the simulation; this is the filte
 """
 
 from dataclasses import dataclass, replace
-from math import ceil, erfc, exp, inf, log, sqrt
+from math import erfc, exp, floor, inf, log, sqrt
 from statistics import NormalDist
 
-from sluice.planner.memory import Budget, NoRoom, budget_of, sequences_max
+from sluice.planner.memory import Budget, NoRoom, budget_of, sequences_max, tokens_max
 from sluice.planner.predict import Band, Residual, StepModel, snapped
 from sluice.planner.steady import Lengths
 from sluice.planner.work import Batch, work_of
@@ -68,22 +68,10 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the requests look like, and how many of them an engine takes into one step.
-
-    ``output_variation`` is the standard deviation of outputs over their mean.
-    """
+    """What the requests look like, and how many of them an engine takes into one step."""
 
     lengths: Lengths
     batch_max: int = BATCH_MAX
-    output_variation: float = 0.0
-
-    @property
-    def resident_tokens(self) -> float:
-        """Mean tokens that a request holds while it decodes.
-
-        Averaged over time, in which long outputs are seen more often: E[n^2] / (2 E[n]).
-        """
-        return self.lengths.prompt + self.lengths.output / 2.0 * (1.0 + self.output_variation**2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +110,10 @@ def places(model: StepModel, load: Load) -> tuple[float, Budget]:
     """
     deployment = model.deployment
     budget = budget_of(deployment, memory_share=model.memory_share)
-    held = sequences_max(deployment, budget, load.resident_tokens)
+    resident = load.lengths.resident_tokens
+    held = sequences_max(deployment, budget, resident)
     if budget.pool_bytes <= 0 or held < deployment.layout.groups:
-        raise NoRoom(model.deployment, budget, load.resident_tokens)
+        raise NoRoom(model.deployment, budget, resident)
     return min(held, float(load.batch_max * deployment.layout.groups)), budget
 
 
@@ -150,9 +139,7 @@ def _raw_capacity(model: StepModel, load: Load, prompt: float) -> Band:
     lengths = replace(load.lengths, prompt=prompt)
     held, _ = places(model, replace(load, lengths=lengths))
     # The field is asked where the interval begins, so that it does not move within.
-    first = Lengths(
-        snapped(lengths.computed) / (1.0 - lengths.cached), lengths.output, lengths.cached
-    )
+    first = replace(lengths, prompt=snapped(lengths.computed) / (1.0 - lengths.cached))
     asked, _ = places(model, replace(load, lengths=first))
     residual = model.residual(first, asked)
     step_s = model.calculated_s(lengths, held) * exp(residual.mean)
@@ -199,16 +186,18 @@ def _ttft_s(
     share, factor, rate = state
     lengths, groups = load.lengths, model.deployment.layout.groups
     rows = concurrency / groups
-    context = load.resident_tokens
+    context = lengths.resident_tokens
     coefficients = model.level[1]
     chunk = min(lengths.computed, model.chunk_tokens)
-    decode_s = factor * coefficients.step_duration_s(
-        work_of(model.deployment, Batch(rows, context))
-    )
-    mixed = Batch(rows, context, chunk, lengths.computed)
-    mixed_s = factor * coefficients.step_duration_s(work_of(model.deployment, mixed))
+
+    def step_s(prefill: float) -> float:
+        batch = Batch(rows, context, prefill, lengths.computed, lengths.past)
+        return factor * coefficients.step_duration_s(work_of(model.deployment, batch))
+
+    decode_s, mixed_s = step_s(0.0), step_s(chunk)
     chunks = lengths.computed / chunk
-    own_s = ceil(chunks) * mixed_s if chunks > 1 else mixed_s
+    rest = lengths.computed - floor(chunks) * chunk
+    own_s = floor(chunks) * mixed_s + (step_s(rest) if rest > 0.0 else 0.0)
     # A prompt takes from the others what its steps are longer.
     service_s = chunks * (mixed_s - decode_s if chunks <= 1 else mixed_s)
     wait_s = _tail_s(min(0.999, rate / groups * service_s), service_s, share)
@@ -258,15 +247,13 @@ def estimate(
         best = moment_at(model, load, rate, targets.percentile / 100.0)
     concurrency = held if best is None else best.concurrency
     state = _prefill_share(model, load, concurrency)
-    deployment = model.deployment
-    tokens = budget.pool_bytes * deployment.layout.groups / max(deployment.kv_bytes(1.0), 1e-9)
     return ReplicaEstimate(
         capacity_rps=capacity,
         slo_rps=slo,
         binding="capacity" if capped else limits,
         at_slo=best,
         sequences_max=int(held),
-        kv_tokens_max=int(tokens),
+        kv_tokens_max=int(tokens_max(model.deployment, budget, load.lengths.resident_tokens)),
         prefill_share=state,
         budget=budget,
         residual=residual,

@@ -212,8 +212,12 @@ def _memory(found: Plan) -> Iterator[Explanation]:
         "kv.tokens_max",
         replica.kv_tokens_max,
         "tokens",
-        "pool / bytes per token of one GPU, x groups",
-        {"pool_gib": pool / GIB, "groups": deployment.layout.groups},
+        "pool / KV of one request averaged over its life, x its tokens, x groups",
+        {
+            "pool_gib": pool / GIB,
+            "resident_tokens": found.question.load.lengths.resident_tokens,
+            "groups": deployment.layout.groups,
+        },
         "memory",
     )
     yield Explanation(
@@ -223,7 +227,7 @@ def _memory(found: Plan) -> Iterator[Explanation]:
         "least of pool / KV of one request averaged over its life, and the batch limit",
         {
             "pool_gib": pool / GIB,
-            "resident_tokens": found.question.load.resident_tokens,
+            "resident_tokens": found.question.load.lengths.resident_tokens,
             "batch_max": found.question.load.batch_max,
         },
         "memory; your options",

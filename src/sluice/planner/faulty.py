@@ -1,7 +1,8 @@
 """An executor of a simulated fleet whose replica can be slow or stall, as faults or records say."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import prod
 
 from sluice.core.batch import Stretch
 from sluice.core.costmodel import Load, StepTimes
@@ -15,13 +16,29 @@ from sluice.executors.simulated import OutputTokens, SimulatedExecutor
 class Condition:
     """How a replica is at the moment. It outlives the processes of the replica.
 
-    A step takes ``ratio`` times as long as ``times`` say, which changes from step to step.
+    A step takes ``ratio`` times as long as ``times`` say, which changes from step to step. Faults
+    at one time multiply, and stalls add up.
     """
 
     times: StepTimes
     ratio: Callable[[], float] | None = None
-    factor: float = 1.0
     stall_ns: int = 0
+    factor: float = 1.0
+    _slowed: list[float] = field(default_factory=list)
+
+    def slow(self, factor: float) -> None:
+        """Take ``factor`` times as long from now on."""
+        self._slowed.append(factor)
+        self.factor = prod(self._slowed)
+
+    def recover(self, factor: float) -> None:
+        """End one ``slow`` by this factor."""
+        self._slowed.remove(factor)
+        self.factor = prod(self._slowed)
+
+    def stall(self, for_ns: int) -> None:
+        """Let the next step take so much longer."""
+        self.stall_ns += for_ns
 
     def predict_ns(self, load: Load) -> float:
         """See ``StepTimes``."""

@@ -126,3 +126,9 @@ def sequences_max(deployment: Deployment, budget: Budget, tokens: float) -> floa
     pool = max(0.0, budget.pool_bytes)
     each = deployment.kv_bytes(tokens)
     return deployment.layout.groups * pool / each
+
+
+def tokens_max(deployment: Deployment, budget: Budget, tokens: float) -> float:
+    """Tokens that the KV pools of a replica hold of sequences of ``tokens``: what a sequence takes
+    whatever its length, and what a window forgets, is counted as it is at that length."""
+    return sequences_max(deployment, budget, tokens) * tokens

@@ -96,7 +96,7 @@ def _check_ranges(question: Question) -> None:
             raise CannotPlan(f"{what} must be above 0 and at most {high:g}, not {value:g}")
     for what, value, high in (
         ("headroom", question.headroom, 10.0),
-        ("output variation", question.load.output_variation, 10.0),
+        ("output variation", lengths.output_variation, 10.0),
         ("spare replicas", float(question.spare), 1e6),
     ):
         if not isfinite(value) or not 0.0 <= value <= high:

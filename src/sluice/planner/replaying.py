@@ -53,7 +53,7 @@ def outcome_of(traffic: RecordedTraffic, fleet: SimulatedFleet) -> Outcome:
         last_ns = max(last_ns, ended_ns)
     outcome = counting.outcome
     outcome.arriving_s = (requests[-1].arrived.t_ns - requests[0].arrived.t_ns) / NS_PER_S
-    outcome.simulated_s = last_ns / NS_PER_S
+    outcome.counted_s = outcome.simulated_s = last_ns / NS_PER_S
     outcome.replica_hours = len(traffic.recorded.replicas) * outcome.simulated_s / 3600
     return outcome
 
@@ -75,11 +75,11 @@ def _count(counting: Counting, pool: SimulatedPool, ask: Ask, request: RecordedR
     )  # fmt: skip
     usage = Usage(ended.prompt_tokens, ended.cached_tokens, ended.completion_tokens)
     ended_ns = began_ns + ended.t_ns - ended.arrived_ns
-    if ended.reason == EndReason.CANCELLED:
-        counting.left(life)
-        return ended_ns
     if ended.ttft_ns is not None:
         life.first_ns, life.first_tokens = began_ns + ended.ttft_ns, 1
+    if ended.reason == EndReason.CANCELLED:
+        counting.left(life, ended_ns)
+        return ended_ns
     counting.outcome.preemptions += ended.preemptions
     counting.ended(
         life,

@@ -12,6 +12,7 @@ from statistics import fmean
 from sluice.core.costmodel import Load as StepLoad
 from sluice.core.events import ReplicaLimits
 from sluice.planner.estimate import Load, places
+from sluice.planner.memory import tokens_max
 from sluice.planner.predict import StepModel
 from sluice.planner.work import Batch, work_of
 
@@ -34,7 +35,7 @@ class ReplicaTimes:
     def __init__(self, model: StepModel, load: Load) -> None:
         self._deployment, self._coefficients = model.deployment, model.level[1]
         self._groups = model.deployment.layout.groups
-        self._context = load.resident_tokens
+        self._context = load.lengths.resident_tokens
         factors = [exp(model.residual(load.lengths, max(1.0, rows)).mean) for rows in _ROWS_KNOWN]
         self._factor = fmean(factors[: len(_ROWS_KNOWN) - 4])
         device = model.deployment.accelerator
@@ -100,9 +101,8 @@ def simulated_replica(model: StepModel, load: Load) -> SimulatedReplica:
     """
     held, budget = places(model, load)
     deployment = model.deployment
-    each = deployment.kv_bytes(load.resident_tokens)
-    pool_tokens = deployment.layout.groups * budget.pool_bytes / each * load.resident_tokens
-    blocks = max(1, int(pool_tokens) // BLOCK_TOKENS)
+    tokens = int(tokens_max(deployment, budget, load.lengths.resident_tokens))
+    blocks = max(1, tokens // BLOCK_TOKENS)
     context = deployment.shape.context_tokens_max or CONTEXT_TOKENS_UNKNOWN
     limits = ReplicaLimits(
         context_tokens_max=min(context, blocks * BLOCK_TOKENS),

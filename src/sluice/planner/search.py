@@ -149,7 +149,7 @@ def _player(found: Plan, requests: int, seed: int) -> Played:
     targets = replace(targets, ttft_s=targets.engine_ttft_s, e2e_s=whole_s)
     fleet = one_model_fleet(simulated_replica(found.model, question.load), 1, targets)
     own = max(1, round(lengths.computed))
-    variation = question.load.output_variation
+    variation = lengths.output_variation
     output = Lognormal(lengths.output, variation) if variation else Fixed(round(lengths.output))
     shared = Sessions(system_tokens=round(lengths.prompt) - own)
     span = Span(requests, ceil(WARM_UP * requests))

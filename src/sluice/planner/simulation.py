@@ -138,6 +138,8 @@ class SimulatedFleet:
 class Span:
     """How much is simulated: so many ``requests``, of which the first ``warm_up`` are not counted.
 
+    More come behind them, which are not counted either, until these have ended, so that the last
+    ones do not have the fleet for themselves; at most as many again, and none into a journal.
     A client that is refused comes back when it was told to, up to ``retries`` times. ``told`` is
     called with the number of requests that have arrived, now and then.
     """
@@ -149,6 +151,8 @@ class Span:
 
 
 TOLD_EVERY = 1000
+# Share of the requests that begin on an empty fleet and are not counted, unless one says.
+WARM_UP = 0.1
 # The fleet hears of a replica that only decodes at least so often: every few steps.
 SILENCE_NS_MAX = 250_000_000
 
@@ -223,7 +227,8 @@ class Simulation:
         self._lives: dict[str, Life] = {}
         self._replicas: list[Replica] = []
         self._running_ns: dict[str, int] = {}
-        self._first_ns = self._last_ns = self._over_ns = 0
+        self._first_ns = self._last_ns = self._over_ns = self._counted_over_ns = 0
+        self._usual = next(iter(self._pools))
         core = Fleet(
             [pool.limits for pool in fleet.pools],
             chance=Random(f"{seed}/fleet"),
@@ -251,7 +256,8 @@ class Simulation:
 
     def run(self, workload: Workload) -> Outcome:
         """Play the workload to its end."""
-        asks = islice(workload.asks(self._seed), self._span.requests)
+        behind = 0 if self._recording is not None else self._span.requests - self._span.warm_up
+        asks = islice(workload.asks(self._seed), self._span.requests + behind)
         self.virtual.feed(self._arrivals(asks))
         self.virtual.run()
         self._finish()
@@ -263,19 +269,13 @@ class Simulation:
 
     def _arrivals(self, asks: Iterator[Ask]) -> Iterator[tuple[int, str, Request]]:
         """The requests as they come to the door; each is made when the one before has arrived."""
-        half = (self._span.requests + self._span.warm_up) // 2
-        usual = next(iter(self._pools))
         for count, ask in enumerate(asks):
             at_ns = self._began_ns + ask.at_ns
-            if count == self._span.warm_up:
-                self._first_ns = at_ns
-            if count == half:
-                self.outcome.waiting_at_half = len(self._lives)
-            if self._span.told is not None and count % TOLD_EVERY == 0:
-                self._span.told(count)
-            self._last_ns = at_ns
-            self.outcome.waiting_at_end = len(self._lives)
-            model = ask.model or usual
+            if count < self._span.requests:
+                self._comes(count, at_ns)
+            elif self._counting.complete:
+                return
+            model = ask.model or self._usual
             pool = self._pools.get(model)
             if pool is None:
                 models = ", ".join(self._pools)
@@ -285,6 +285,18 @@ class Simulation:
             if ask.leaves_ns is not None:
                 self.virtual.at(at_ns + ask.leaves_ns, Cancelled(request.id))
             yield at_ns, model, request
+
+    def _comes(self, count: int, at_ns: int) -> None:
+        """Note the arrival of one that is counted, or is of the warm-up."""
+        span = self._span
+        if count == span.warm_up:
+            self._first_ns = at_ns
+        if count == (span.requests + span.warm_up) // 2:
+            self.outcome.waiting_at_half = len(self._lives)
+        if span.told is not None and count % TOLD_EVERY == 0:
+            span.told(count)
+        self._last_ns = at_ns
+        self.outcome.waiting_at_end = len(self._lives)
 
     def _make(self, replica_id: str) -> tuple[Replica, StepExecutor]:
         pool = self._pools[self._model_of[replica_id]]
@@ -327,10 +339,10 @@ class Simulation:
             case Lost():
                 self.virtual.lose(at_ns, fault.replica_id, permanent=fault.permanent)
             case Slow():
-                call_at(at_ns, partial(setattr, condition, "factor", fault.factor))
-                call_at(at_ns + fault.for_ns, partial(setattr, condition, "factor", 1.0))
+                call_at(at_ns, partial(condition.slow, fault.factor))
+                call_at(at_ns + fault.for_ns, partial(condition.recover, fault.factor))
             case Stall():
-                call_at(at_ns, partial(setattr, condition, "stall_ns", fault.for_ns))
+                call_at(at_ns, partial(condition.stall, fault.for_ns))
             case _:
                 assert_never(fault)
 
@@ -355,7 +367,7 @@ class Simulation:
         elif isinstance(event, Cancelled):
             life = self._over(event.request_id, now_ns)
             if life is not None:
-                self._counting.left(life)
+                self._counting.left(life, now_ns)
         elif isinstance(event, ReplicaLost):
             self._stopped(event.replica_id, now_ns)
         elif isinstance(event, Arrived):
@@ -383,12 +395,15 @@ class Simulation:
 
     def _comes_back(self, life: Life, told: Reject, now_ns: int) -> bool:
         """Let a refused client ask again when it was told to, unless it has had enough."""
-        wait_s, pool = told.retry_after_s, self._pools[life.ask.model or life.model]
+        wait_s, pool = told.retry_after_s, self._pools[life.ask.model or self._usual]
         if wait_s is None or not told.should_retry or life.tries > self._span.retries:
             return False
         at_ns = now_ns + ceil(wait_s * NS_PER_S)
         request = pool.request(life.ask, at_ns, life.request.prompt, life.tries + 1)
-        self._lives[request.id] = Life(life.ask, request, pool.limits.model, life.tries + 1)
+        earlier_ns = life.earlier_ns + request.arrived_ns - life.request.arrived_ns
+        self._lives[request.id] = Life(
+            life.ask, request, pool.limits.model, life.tries + 1, earlier_ns
+        )
         self.virtual.arrive(at_ns, pool.limits.model, request)
         return True
 
@@ -404,6 +419,8 @@ class Simulation:
         life = self._lives.pop(request_id, None)
         if life is not None:
             self._over_ns = now_ns
+            if self._counting.counts(life):
+                self._counted_over_ns = now_ns
         return life
 
     def _stopped(self, replica_id: str, now_ns: int) -> None:
@@ -416,6 +433,7 @@ class Simulation:
         for replica_id in list(self._running_ns):
             self._stopped(replica_id, self._over_ns)
         outcome.arriving_s = (self._last_ns - self._first_ns) / NS_PER_S
+        outcome.counted_s = (self._counted_over_ns - self._first_ns) / NS_PER_S
         outcome.simulated_s = (self._over_ns - self._began_ns) / NS_PER_S
         outcome.preemptions = sum(replica.roster.preemptions for replica in self._replicas)
         outcome.steps = driver.steps

@@ -17,16 +17,33 @@ CHUNK_TOKENS_MAX = 8192.0
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """Mean prompt and output of the requests, in tokens, and the share of the prompt that the
-    prefix cache holds already."""
+    prefix cache holds already.
+
+    ``output_variation`` is the standard deviation of outputs over their mean.
+    """
 
     prompt: float
     output: float
     cached: float = 0.0
+    output_variation: float = 0.0
 
     @property
     def computed(self) -> float:
         """Prompt tokens that are computed."""
         return self.prompt * (1.0 - self.cached)
+
+    @property
+    def past(self) -> float:
+        """Prompt tokens that are cached: what is computed attends to them."""
+        return self.prompt * self.cached
+
+    @property
+    def resident_tokens(self) -> float:
+        """Mean tokens that a request holds while it decodes.
+
+        Averaged over time, in which long outputs are seen more often: E[n^2] / (2 E[n]).
+        """
+        return self.prompt + self.output / 2.0 * (1.0 + self.output_variation**2)
 
 
 class Steady(NamedTuple):
@@ -58,11 +75,11 @@ def steady_state(
     own is over by then.
     """
     rows = concurrency / deployment.layout.groups
-    context = lengths.prompt + lengths.output / 2.0
+    context = lengths.resident_tokens
     decode = work_of(deployment, Batch(rows, context))
     prefill = max(0.0, rows - others / deployment.layout.groups) * lengths.computed
     if prefill <= 0.0:
         return Steady(decode, decode, 0.0)
     chunk = max(min(lengths.computed, chunk_tokens), prefill / lengths.output)
-    batch = Batch(rows, context, chunk, lengths.computed)
+    batch = Batch(rows, context, chunk, lengths.computed, lengths.past)
     return Steady(decode, work_of(deployment, batch), prefill / chunk / lengths.output)

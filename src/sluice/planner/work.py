@@ -80,12 +80,13 @@ class Deployment:
 
 class Batch(NamedTuple):
     """One step of one group: decode rows with their mean context, and prefill tokens that come in
-    prompts of ``prompt_tokens``."""
+    prompts of ``prompt_tokens`` behind ``past_tokens`` that are cached."""
 
     rows: float
     context_tokens: float
     prefill_tokens: float = 0.0
     prompt_tokens: float = 0.0
+    past_tokens: float = 0.0
 
 
 class Work(NamedTuple):
@@ -132,7 +133,7 @@ def work_of(deployment: Deployment, batch: Batch) -> Work:
     tensor, groups = deployment.layout.tensor, deployment.layout.groups
     tokens = batch.rows + batch.prefill_tokens
     dense_s, expert_s = _multiply_s_per_token(deployment)
-    scores = shape.prefill_attention_flops(0.0, batch.prompt_tokens)
+    scores = shape.prefill_attention_flops(batch.past_tokens, batch.prompt_tokens)
     prompts = batch.prefill_tokens / batch.prompt_tokens if batch.prompt_tokens else 0.0
     kv_bytes = batch.rows * deployment.kv_bytes(batch.context_tokens)
     slow = float(tensor > 1 and device.link == "pcie")

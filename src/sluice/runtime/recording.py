@@ -104,6 +104,7 @@ class ReplicaRecording:
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._chains: dict[SequenceId, bytes] = {}
+        self._choices: dict[str, int] = {}
 
     def start(self, limits: BatchingLimits, cost: CostState, now_ns: int) -> Entry:
         """The entry that comes before all others of a replica."""
@@ -135,13 +136,16 @@ class ReplicaRecording:
         for token in request.prompt:
             last = self._next(last, token)
             hidden.append(_visible(last))
+        self._choices[request.id] = request.choices
         for choice in range(request.choices):
             self._chains[SequenceId(request.id, choice)] = last
         return replace(request, prompt=tuple(hidden))
 
     def _hide_sampled(self, sampled: Sampled) -> Sampled:
-        last = self._chains.get(sampled.sequence, bytes(PSEUDONYM_BYTES))
-        last = self._chains[sampled.sequence] = self._next(last, sampled.token)
+        known = self._chains.get(sampled.sequence)
+        last = self._next(known or bytes(PSEUDONYM_BYTES), sampled.token)
+        if known is not None:  # else it has ended while its step ran
+            self._chains[sampled.sequence] = last
         return sampled._replace(token=_visible(last))
 
     def _next(self, last: bytes, token: int) -> bytes:
@@ -149,9 +153,8 @@ class ReplicaRecording:
         return blake2b(message, key=self._key, digest_size=PSEUDONYM_BYTES).digest()
 
     def _forget(self, request_id: str) -> None:
-        choice = 0
-        while self._chains.pop(SequenceId(request_id, choice), None) is not None:
-            choice += 1
+        for choice in range(self._choices.pop(request_id, 0)):
+            self._chains.pop(SequenceId(request_id, choice), None)
 
 
 def shape_of(plan: Plan) -> PlanShape:

@@ -23,6 +23,11 @@ class Relay(Protocol):
     why. Raises ``SluiceError`` where the engine gives no whole answer.
     """
 
+    @property
+    def content_type(self) -> str:
+        """The engine's word for what was passed on."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[tuple[bytes, bool]]: ...
 
 

@@ -41,11 +41,13 @@ _value_of = msgspec.json.Decoder().decode
 class Surface(Generic[Asked]):
     """One route over models that batch here.
 
-    ``understand`` reads and checks a body; ``answer`` sends what is generated for it.
+    ``understand`` reads and checks a body; ``answer`` sends what is generated for it. Where nothing
+    ``streams``, a member ``stream`` means nothing.
     """
 
     understand: Callable[[Exchange, bytes], tuple[Asked, list[Call]]]
     answer: Callable[[Exchange, Generation, Stamp, Asked], Awaitable[None]]
+    streams: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ async def forward(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
     async with generating(exchange, gateway, heard.calls) as generation:
         if generation.relay is None or heard.raw is None:
             raise InternalError(f"{generation.model} was given what only an engine can answer")
-        await pass_on(exchange, generation, generation.relay, streamed=heard.raw.streamed)
+        await pass_on(exchange, generation, generation.relay, streamed=False)
 
 
 async def pass_on(
@@ -104,7 +106,8 @@ async def pass_on(
     """Answer with the bytes of a remote engine. Raises what an ending without an answer means."""
     async for part, is_last in relay:
         if not streamed:
-            await exchange.reply(200, part, answer_headers(generation))
+            kind = relay.content_type.encode("latin-1") or b"application/json"
+            await exchange.reply(200, part, answer_headers(generation), kind)
             return
         if not exchange.started:
             await exchange.open_stream(answer_headers(generation))
@@ -188,7 +191,7 @@ async def _no_answer(_exchange: Exchange, _generation: Generation, _stamp: Stamp
     raise InternalError("no model that runs here answers this")
 
 
-_NOTHING_HERE: Surface[None] = Surface(_nothing_here, _no_answer)
+_NOTHING_HERE: Surface[None] = Surface(_nothing_here, _no_answer, streams=False)
 
 
 def _raw(exchange: Exchange, members: Members, body: bytes, surface: Surface[Any]) -> RawPrompt:
@@ -211,7 +214,7 @@ def _raw(exchange: Exchange, members: Members, body: bytes, surface: Surface[Any
         path=exchange.path.decode("latin-1"),
         body=body,
         fields=members,
-        streamed=_is_streamed(members),
+        streamed=surface.streams and _is_streamed(members),
         shows_usage=options is not None and options.get("include_usage") is True,
         headers=headers,
         understand=understand,
