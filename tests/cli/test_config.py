@@ -82,7 +82,7 @@ def test_explain_as_json_lists_key_value_origin(capsys):
 def test_explain_without_models_shows_the_one_that_is_served(capsys):
     assert run(["config", "explain"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert any(line.startswith(f"models.{DEFAULT_MODEL}.sequences_max = 32 ") for line in shown)
+    assert any(line.startswith(f"models.{DEFAULT_MODEL}.sequences_max = unset ") for line in shown)
     assert any(line.startswith("# server.api_key_digests: 0 given") for line in shown)
 
 

@@ -438,13 +438,21 @@ def test_a_replica_that_takes_one_request_at_a_time_has_a_rate(capsys):
     assert document["kv"]["sequences_max"] == 1
 
 
+def test_the_explanation_names_the_fit_that_capacity_is_from(capsys):
+    for engine, fit in (("trtllm", "capacity fit"), ("vllm", "closed_loop fit")):
+        assert run([*ASKED, "--engine", engine, "--explain", "--json"]) == 0
+        explained = json.loads(capsys.readouterr().out)["explain"]
+        assert fit in explained["per_replica.capacity_rps"]["source"]
+        assert "closed_loop fit" in explained["per_replica.slo_rps"]["source"]
+
+
 def test_the_rate_can_be_found_by_simulation_which_the_explanation_says(capsys):
-    asked = ["--input", "200", "--output", "16", "--simulate", "100", "--explain", "--json"]
+    asked = ["--input", "200", "--output", "16", "--simulate", "500", "--explain", "--json"]
     assert run([*ASKED, *asked]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert any("100 requests a run" in note for note in document["notes"])
+    assert any("500 requests a run" in note for note in document["notes"])
     assert "by simulation" in document["explain"]["per_replica.slo_rps"]["formula"]
     band = document["per_replica"]
     assert band["slo_rps"]["estimate"] <= band["capacity_rps"]["estimate"]
     assert run([*ASKED, "--simulate", "10"]) == 2
-    assert "--simulate must be 100 to" in capsys.readouterr().err
+    assert "--simulate must be 500 to" in capsys.readouterr().err

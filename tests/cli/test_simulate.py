@@ -1,12 +1,13 @@
 """``sluice simulate`` on the command line."""
 
+import gzip
 import json
 
 import pytest
 
 from sluice.cli.main import run
 
-RATE = ["--rate", "15", "--input", "200", "--output", "20", "--requests", "60"]
+RATE = ["--rate", "15", "--input", "200", "--output", "20", "--requests", "60", "--warm-up", "0"]
 FLEET = ["--model", "llama-3.1-8b", "--gpu", "h100", "--replicas", "2"]
 TARGETS = ["--ttft", "1s", "--tpot", "40ms"]
 ASKED = ["simulate", *RATE, *FLEET, "--policy", "slo", *TARGETS, "--seed", "3"]
@@ -175,3 +176,52 @@ def test_a_journal_is_not_written_over(tmp_path, capsys):
     assert run([*ASKED, "--journal", str(folder)]) == 0
     assert run([*ASKED, "--journal", str(folder)]) == 2
     assert "it holds a journal already" in capsys.readouterr().err
+
+
+def test_a_tenth_of_the_requests_is_the_warm_up_unless_one_says(capsys):
+    plain = ["simulate", "--rate", "15", "--input", "200", "--output", "20", *FLEET]
+    assert found(capsys, *plain, "--requests", "50")["requests"] == 45
+    assert found(capsys, *plain, "--requests", "50", "--warm-up", "20")["requests"] == 30
+    assert found(capsys, *plain, "--requests", "1")["requests"] == 1
+
+
+OVERLOAD = [
+    "simulate", "--rate", "200", "--input", "4000", "--output", "30", "--requests", "400",
+    *FLEET[:4], "--policy", "fcfs", "--set", "models.model.queue_requests_max=10000",
+]  # fmt: skip
+
+
+def test_a_queue_that_grows_is_said(capsys):
+    assert found(capsys, *OVERLOAD)["queue_grows"]
+    assert not found(capsys, *ASKED)["queue_grows"]
+    assert run(OVERLOAD) == 0
+    out = capsys.readouterr().out
+    assert "overload: more requests wait for a first token at the end than at half" in out
+
+
+def test_retries_are_shown_with_the_share_from_when_clients_first_asked(capsys):
+    asked = [*OVERLOAD[:-2], *TARGETS, "--policy", "slo", "--retries", "2", "--requests", "120"]
+    document = found(capsys, *asked)
+    assert document["retries"] > 0
+    assert document["attainment_from_first_ask"] <= document["attainment"]
+    assert run(asked) == 0
+    share = f"{document['attainment_from_first_ask']:.1%} met their targets from when"
+    assert share in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_read_is_not_called_a_journal(tmp_path, capsys, monkeypatch):
+    trace = tmp_path / "trace.csv.gz"
+    whole = gzip.compress(b"t_s,input_tokens,output_tokens\n" + b"1,20,3\n2,20,3\n" * 900)
+    trace.write_bytes(whole[:-40])
+    assert run(["simulate", "--trace", str(trace), *FLEET]) == 2
+    assert f"the trace {trace} is damaged" in capsys.readouterr().err
+
+    def gone(*_arguments, **_named):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sluice.cli.simulate.simulate", gone)
+    assert run(ASKED) == 2
+    assert "cannot simulate: No space left on device" in capsys.readouterr().err
+    monkeypatch.setattr("sluice.cli.simulate.JournalFile", gone)
+    assert run([*ASKED, "--journal", str(tmp_path / "j")]) == 2
+    assert f"cannot write the journal {tmp_path / 'j'}: No space left" in capsys.readouterr().err

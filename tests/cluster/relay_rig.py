@@ -26,6 +26,7 @@ from sluice.testing.engine_answers import ENGINE_ANSWERS
 from sluice.testing.served import Served, served
 from sluice.testing.upstream import Received, Route, Script, ScriptedUpstream, whole
 from sluice.wiring.gateway import make_gateway, prepare
+from sluice.wiring.remote import RemoteIds
 from tests.e2e.clients import Answer, Target, ask
 
 CHAT = "/v1/chat/completions"
@@ -229,7 +230,8 @@ def relay(
         models = {"big": remote_section(engines, **model), **beside}
         made = Settings(models=models, **given)
         assert not list(conflicts(made))
-        gateway = make_gateway(made, prepare(models, CatalogueSection(), lambda *_: None))
+        prepared = prepare(models, CatalogueSection(), lambda *_: None)
+        gateway = make_gateway(made, prepared, RemoteIds())
         with served(gateway, given.get("server")) as running:
             running.call(gateway.start)
             try:

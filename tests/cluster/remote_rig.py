@@ -17,12 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.config.load import load_settings
 from sluice.executors.http_connection import Connection, Disconnected
-from sluice.executors.http_pool import Address, Pool, PoolLimits
+from sluice.executors.http_pool import Address, ConnectionLimits, ConnectionPool
 from sluice.server.serve import bind, serve
 from sluice.server.transport import Transport
 from sluice.testing.upstream import Route, ScriptedUpstream
 from sluice.wiring.gateway import make_gateway
 from sluice.wiring.operations import RunningServer
+from sluice.wiring.remote import RemoteIds
 
 CHAT = "/v1/chat/completions"
 FIRST_TOKEN_S = 0.25
@@ -76,7 +77,7 @@ class Client:
     """A client of a server at an address, which shows every byte of its answers."""
 
     def __init__(self, address: Address) -> None:
-        self.pool = Pool("client", address, PoolLimits())
+        self.pool = ConnectionPool("client", address, ConnectionLimits())
 
     async def send(
         self, path: str, body: Mapping[str, Any], *headers: tuple[str, str]
@@ -159,9 +160,19 @@ class Front(Client):
         members: Any = self.gateway._driver._members
         return sum(member._engine.connections_in_use for member in members.values())
 
+    @property
+    def calls(self) -> int:
+        """Calls without an ending, as the driver or its observer know them."""
+        driver = self.gateway._driver
+        return max(len(driver._calls), len(driver._observer._timings))
+
     async def quiet(self, within_s: float = 2.0) -> None:
         """Wait until nothing is held. Raises ``TimeoutError``."""
-        await eventually(lambda: not self.in_flight and not self.connections_in_use, within_s)
+
+        def is_quiet() -> bool:
+            return not (self.in_flight or self.connections_in_use or self.calls)
+
+        await eventually(is_quiet, within_s)
 
 
 async def eventually(holds: Callable[[], bool], within_s: float = 2.0) -> None:
@@ -243,9 +254,10 @@ async def running(
     variables = {"SLUICE_JOURNAL__DIR": str(journal), **environment}
     read_again = partial(load_settings, file, environment=variables)
     loaded = read_again()
-    gateway = make_gateway(loaded.settings, ())
+    ids = RemoteIds()
+    gateway = make_gateway(loaded.settings, (), ids)
     section = loaded.settings.server
-    server = RunningServer(gateway, loaded, read_again, Transport.of(section))
+    server = RunningServer(gateway, loaded, read_again, Transport.of(section), ids)
     listener = bind(section)
     address = Address("127.0.0.1", listener.getsockname()[1])
     stop = asyncio.Event()

@@ -160,9 +160,11 @@ def rows(tmp_path_factory):
 def is_retried(case: Case) -> bool:
     """Whether another attempt is made: nothing was sent, and it is not the client's own fault.
 
+    A key that is refused is this server's.
+
     Alone, a replica that names a time is not asked again before it, and its client is told.
     """
-    if case.tokens or issubclass(case.kind, ClientError):
+    if case.tokens or (issubclass(case.kind, ClientError) and case.fault.status != 401):
         return False
     return case.rescued or case.fault.name not in {"503", "429"}
 

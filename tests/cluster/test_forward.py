@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sluice.cluster.forward import Forward, Wording, body_for, understood, with_members
 from sluice.core.request import Request, Rung
 from sluice.executors.dialects import DIALECTS
-from sluice.runtime.generation import Call, RawPrompt, TextPrompt
+from sluice.runtime.generation import Call, RawPrompt, SentBody, TextPrompt
 
 members_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 JSON = st.recursive(
@@ -26,13 +26,13 @@ def unread():
 
 
 def forward(body, *, path="/v1/chat/completions", streamed=False, shows_usage=False, **request):
-    raw = RawPrompt(path, body, members_of(body), streamed, shows_usage, (), unread)
+    raw = RawPrompt(path, SentBody(body, members_of(body), unread), streamed, shows_usage, ())
     told = Request("r-1", 0, (), **{"output_tokens_max": 9, **request})
     return Forward(told, raw, 0)
 
 
 def sent(body, dialect="vllm", model="m", *, priority=False, **more):
-    return body_for(forward(body, **more), Wording(DIALECTS[dialect], model, priority))
+    return body_for(forward(body, **more), Wording(DIALECTS[dialect], model, priority), "r-1")
 
 
 def test_nothing_is_changed_where_nothing_must():
@@ -123,7 +123,7 @@ def test_members_that_cannot_be_decoded_are_the_engines_to_refuse():
 
 def test_a_call_that_nobody_read_is_read_for_a_model_here():
     read_call = Call("r-1", "big", 0, TextPrompt("hi"))
-    raw = replace(forward(b"{}").raw, understand=lambda: read_call)
+    raw = replace(forward(b"{}").raw, sent=SentBody(b"{}", {}, lambda: read_call))
     call = Call("r-1", "small", 0, raw, slo_class="quick")
     coroutine = understood(call)
     with pytest.raises(StopIteration) as done:

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from sluice.cluster.remote_model import NOT_GENERATING
+from sluice.server.routes import FORWARDED
 from sluice.testing.upstream import whole
 from tests.cluster.relay_rig import CHAT, MESSAGES, answering, relay
 
@@ -51,6 +53,10 @@ def test_an_answer_that_breaks_there_is_the_engines_fault_as_ever():
     with relay(answering(lambda _: whole(b"no", 500)), retries=0) as rig:
         assert rig.post("/v1/embeddings", {"model": "big", "input": "hi"}).status == 502
         assert rig.metric("attempts_failed_total", outcome="fault") == 1
+
+
+def test_what_is_known_of_them_here_and_in_the_server_is_the_same():
+    assert {path.decode() for path in FORWARDED} == NOT_GENERATING
 
 
 def test_of_a_chat_the_kind_of_answer_is_still_looked_at():

@@ -11,7 +11,7 @@ from sluice.cluster.observer import Observer
 from sluice.cluster.remote_model import RemoteModel
 from sluice.config.sections import ModelSection, SloSection
 from sluice.core.events import Retarget
-from sluice.runtime.generation import Call, ChatPrompt, ModelCard, RawPrompt
+from sluice.runtime.generation import Call, ChatPrompt, ModelCard, RawPrompt, SentBody
 from sluice.telemetry.metrics import Metrics
 from sluice.testing.upstream import Hold, Received, Script
 from tests.cluster.relay_rig import MESSAGES, Leaver, answering, engine, relay
@@ -108,7 +108,7 @@ def test_tool_calls_of_a_call_that_changed_sides_are_read():
     prompt = ChatPrompt([{"role": "user", "content": "hi"}], tools=tools)
     read = Call("a", "tiny", 0, prompt, output_tokens_max=5)
     body = b'{"model":"big"}'
-    raw = RawPrompt("/v1/chat/completions", body, {}, False, False, (), lambda: read)
+    raw = RawPrompt("/v1/chat/completions", SentBody(body, {}, lambda: read), False, False, ())
     call = Call("a", "big", 0, raw)
     big, tiny = RemoteModel(ModelCard("big", 0, 512), ServiceClasses({})), served_model()
     observer = Observer(Metrics(["big", "tiny"]), None, lambda: 0)

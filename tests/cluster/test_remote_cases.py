@@ -244,7 +244,7 @@ def test_keys_of_engines_are_in_no_log_metric_journal_or_answer(tmp_path, caplog
     )
     answers = iter(
         [
-            whole(b'{"error":{"message":"bad key sk-very-secret"}}', 401),
+            *([whole(b'{"error":{"message":"bad key sk-very-secret"}}', 401)] * 2),
             *([whole(b'{"error":{"message":"sk-very-secret failed"}}', 500)] * 2),
             *([(Send(b"junk"),)] * 2),
         ]

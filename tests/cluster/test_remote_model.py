@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from sluice.cluster.classes import ServiceClasses
-from sluice.cluster.remote_model import BLOCK_TOKENS, RemoteModel
+from sluice.cluster.remote_model import BLOCK_TOKENS, CONTEXT_TOKENS_UNKNOWN, RemoteModel
 from sluice.core.events import ReplicaLimits
-from sluice.runtime.generation import Call, ModelCard, RawPrompt
+from sluice.runtime.generation import Call, ModelCard, RawPrompt, SentBody
 
 members_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -26,7 +26,7 @@ def unread():
 
 def submitted(of, fields, *, path="/v1/chat/completions", **call):
     body = json.dumps(fields).encode()
-    raw = RawPrompt(path, body, members_of(body), False, False, (), unread)
+    raw = RawPrompt(path, SentBody(body, members_of(body), unread), False, False, ())
     return asyncio.run(of.submit(Call("r", "big", 0, raw, **call)))
 
 
@@ -41,6 +41,55 @@ def test_tokens_are_estimated_from_bytes_and_learned_from_usage():
     for _ in range(100):
         of.learn(before.text_bytes, 500)
     assert 450 < submitted(of, messages("x" * 4000)).request.prompt_tokens < 550
+
+
+def picture(url):
+    parts = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": url}]
+    return {"messages": [{"role": "user", "content": parts}]}
+
+
+BASE64 = "iVBORw0KGgo/" * 80_000
+SOUND = {"type": "input_audio", "input_audio": {"data": BASE64, "format": "wav"}}
+MEDIA = {
+    "a picture": picture({"url": f"data:image/png;base64,{BASE64}"}),
+    "escaped slashes": picture({"url": "data:image\\/png;base64," + "iVBOR\\/w0" * 99_999}),
+    "sound": {"messages": [{"role": "user", "content": [SOUND]}]},
+}
+
+
+@pytest.mark.parametrize("name", MEDIA)
+def test_a_picture_counts_by_no_means_as_text(name):
+    asked = submitted(model(10**6), MEDIA[name])
+    assert 900 < asked.request.prompt_tokens < 1300
+
+
+def test_text_that_quotes_a_picture_counts_as_text():
+    quoted = json.dumps({"url": f"data:image/png;base64,{BASE64}"})
+    asked = submitted(model(10**6), messages(f"What is this? {quoted}"))
+    assert asked.request.prompt_tokens > 200_000
+
+
+@pytest.mark.parametrize("told", [12, 10**9])
+def test_one_answer_moves_the_estimates_a_little_whatever_it_tells(told):
+    of = model(10**6)
+    for _ in range(200):
+        of.learn(4000, 1000)
+    of.learn(10**6, told)
+    estimate = submitted(of, messages("x" * 4000)).request.prompt_tokens
+    assert 900 < estimate < 1300
+
+
+def test_a_picture_teaches_nothing_about_text():
+    of = model(10**6)
+    asked = submitted(of, MEDIA["a picture"])
+    for _ in range(100):
+        of.learn(asked.text_bytes, 900)
+    assert 900 < submitted(of, messages("x" * 4000)).request.prompt_tokens < 1100
+
+
+def test_where_the_context_is_unknown_one_prompt_counts_for_no_more_than_the_longest_in_use():
+    of = RemoteModel(ModelCard("big", 0, CONTEXT_TOKENS_UNKNOWN), ServiceClasses({}))
+    assert submitted(of, messages("x" * 4_000_000)).request.prompt_tokens == 262_144
 
 
 def test_an_estimate_refuses_nothing():
@@ -83,7 +132,12 @@ def test_the_same_text_on_another_route_is_another_prompt():
 
 @pytest.mark.parametrize("size", [400_000])
 def test_only_the_beginning_of_a_long_prompt_is_hashed(size):
-    assert len(submitted(model(), messages("x" * size)).request.prefixes) == 64
+    assert len(submitted(model(10**6), messages("x" * size)).request.prefixes) == 64
+
+
+def test_no_more_of_a_prompt_counts_as_cached_than_it_has_tokens():
+    request = submitted(model(), messages("x" * 400_000)).request
+    assert len(request.prefixes) * BLOCK_TOKENS <= request.prompt_tokens
 
 
 def test_the_context_is_the_one_that_replicas_tell():

@@ -110,19 +110,34 @@ def test_one_bad_probe_is_nothing_and_two_in_a_row_part_it_until_it_is_well():
     in_virtual_time(check)
 
 
-def test_load_that_cannot_be_read_is_not_reported_and_takes_no_readiness():
+def test_load_that_cannot_be_read_any_more_is_not_reported_and_takes_no_readiness():
     async def check() -> None:
-        assert (await watched(FakeEngine(UNREADABLE), 5.5)).kinds == ["Ready"]
+        heard = await watched(FakeEngine(LOADED, UNREADABLE), 5.5)
+        assert heard.kinds == ["Ready", "Load"]
 
     in_virtual_time(check)
 
 
-def test_a_vendor_without_metrics_reports_what_it_was_given():
+@pytest.mark.parametrize(
+    ("dialect", "probe"),
+    [("openai", Probe(0, Health.READY)), ("llama-server", UNREADABLE)],
+    ids=["a vendor", "metrics not shown"],
+)
+def test_an_engine_without_metrics_reports_what_it_was_given(dialect, probe):
     async def check() -> None:
-        silent = FakeEngine(Probe(0, Health.READY))
-        heard = await watched(silent, 0.5, "openai")
-        assert heard.kinds == ["Ready", "Load"]
-        assert heard.told[1].report.waiting == 0
+        heard = await watched(FakeEngine(probe), 1.5, dialect)
+        assert heard.kinds == ["Ready", "Load", "Load"]
+        report = heard.told[1].report
+        assert (report.waiting, report.running, report.gauged) == (0, 0, False)
+
+    in_virtual_time(check)
+
+
+def test_an_engine_that_comes_back_without_metrics_counts_as_one_that_has_none():
+    async def check() -> None:
+        heard = await watched(FakeEngine(LOADED, DOWN, DOWN, UNREADABLE), 3.5)
+        assert heard.kinds == ["Ready", "Load", "refused", "Ready", "Load"]
+        assert [one.report.gauged for one in heard.told if isinstance(one, Load)] == [True, False]
 
     in_virtual_time(check)
 

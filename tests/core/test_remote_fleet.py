@@ -267,11 +267,12 @@ def test_what_waits_in_the_engine_makes_its_window_smaller():
     assert driver.complete(10, "r0") == []
 
 
-def test_a_vendor_without_gauges_is_not_taken_for_one_with_an_empty_queue():
-    driver = remote("a", limits=RemoteLimits(has_gauges=False))
+def test_an_engine_without_gauges_is_not_taken_for_one_with_an_empty_queue():
+    driver = Driver(PoolLimits("m", ("a",), remote=MANY))
+    driver.at(0, ReplicaReady("a", WIDE))
     driver.arrive(0, *(request(f"r{n}") for n in range(20)))
     for second in range(1, 10):
-        driver.at(second, ReplicaReported("a", report()))
+        driver.at(second, ReplicaReported("a", report(gauged=False)))
     assert driver.pool.replicas[0].seats == FIRST
 
 
@@ -286,6 +287,29 @@ def test_d20_a_remote_replica_with_an_old_report_gets_few_requests_while_others_
         driver.at(now_s, Progress(name, 1))
         driver.complete(now_s + 0.05, name)
     assert picked["r1"] <= 5
+
+
+def test_a_remote_replica_without_gauges_gets_its_share_beside_others_that_have_them():
+    driver, picked = remote("r1", "r2"), Counter[str]()
+    for number in range(40):
+        now_s = 60 + number / 10
+        for name, gauged in (("r1", False), ("r2", True)):
+            driver.at(now_s, ReplicaReported(name, report(gauged=gauged)))
+        ((name, at),) = dispatched(driver.arrive(now_s, request(f"x{number}")))
+        picked[at] += 1
+        driver.at(now_s, Progress(name, 1))
+        if number >= 2:
+            driver.complete(now_s + 0.05, f"x{number - 2}")
+    assert min(picked["r1"], picked["r2"]) > 10
+
+
+def test_the_prompts_that_are_remembered_of_a_remote_replica_have_a_bound():
+    driver = Driver(PoolLimits("m", ("a",), remote=MANY))
+    driver.at(0, ReplicaReady("a", replace(WIDE, blocks_total=10**6)))
+    replica = driver.fleet._replicas["a"]
+    for start in range(0, 40_000, 64):
+        replica.prefixes.add(tuple(range(start, start + 64)))
+    assert len(replica.prefixes.known) == 16_384
 
 
 def test_d20_with_all_reports_old_remote_replicas_share_the_requests_and_none_is_refused():

@@ -128,6 +128,9 @@ class Books:
             self.handle(Progress(name, 1))
         elif kind == "end":
             self.finish(name)
+        elif kind == "expire":
+            late = Ended(name, EndReason.EXPIRED, Usage(1, 0, 0), PhaseTimes(), silent=True)
+            self.end(name, late)
         else:
             outcome = Outcome.FAULT if kind == "fault" else Outcome.FULL
             del self.on_board[name]
@@ -140,7 +143,19 @@ class Books:
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["arrive", "arrive", "token", "end", "fault", "full", "leave", "part", "back", "quota"]
+            [
+                "arrive",
+                "arrive",
+                "token",
+                "end",
+                "fault",
+                "full",
+                "leave",
+                "part",
+                "back",
+                "quota",
+                "expire",
+            ]
         ),
         st.integers(0, 11),
         st.integers(0, 4 * NS_PER_S),

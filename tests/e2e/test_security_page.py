@@ -35,7 +35,10 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 def server(shell: Shell) -> Iterator[ServerProcess]:
     program, command, *arguments = START.split()
     assert (program, command) == ("sluice", "serve")
+    # Under nohup it would be ignored, and a program that is started so keeps it.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     running = ServerProcess(shell.folder / "s", arguments, shell.environment, cwd=shell.folder)
+    signal.signal(signal.SIGHUP, before)
     try:
         yield running.wait_ready()
         assert running.stop() == 0, running.output

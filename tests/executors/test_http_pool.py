@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sluice.executors.http_pool import Pool, PoolLimits
+from sluice.executors.http_pool import ConnectionLimits, ConnectionPool
 from sluice.testing.engine_answers import ENGINE_ANSWERS
 from sluice.testing.upstream import ScriptedUpstream
 from tests.executors.stream_rig import run
@@ -15,7 +15,7 @@ VLLM = ENGINE_ANSWERS["vllm"]
 def test_a_place_that_falls_to_a_caller_who_has_just_left_goes_to_the_next():
     async def check():
         async with ScriptedUpstream(VLLM.route()) as upstream:
-            pool = Pool("up", upstream.address(), PoolLimits(connections_max=1))
+            pool = ConnectionPool("up", upstream.address(), ConnectionLimits(connections_max=1))
             connection = await pool.acquire(1.0)
             connection._keep_alive = True  # as after an answer
             loop = asyncio.get_running_loop()
@@ -34,7 +34,7 @@ def test_a_place_that_falls_to_a_caller_who_has_just_left_goes_to_the_next():
 def test_who_waits_for_a_connection_is_not_overtaken_by_who_comes_when_it_is_free():
     async def check():
         async with ScriptedUpstream(VLLM.route()) as upstream:
-            pool = Pool("up", upstream.address(), PoolLimits(connections_max=1))
+            pool = ConnectionPool("up", upstream.address(), ConnectionLimits(connections_max=1))
             connection = await pool.acquire(1.0)
             connection._keep_alive = True  # as after an answer
             loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ def test_who_waits_for_a_connection_is_not_overtaken_by_who_comes_when_it_is_fre
 def test_at_the_bound_a_fresh_connection_is_not_another_kept_one(kept):
     async def check():
         async with ScriptedUpstream(VLLM.route()) as upstream:
-            pool = Pool("up", upstream.address(), PoolLimits(connections_max=1))
+            pool = ConnectionPool("up", upstream.address(), ConnectionLimits(connections_max=1))
             connection = await pool.acquire(1.0)
             connection._keep_alive = True  # as after an answer
             if kept == "idle":
@@ -82,7 +82,7 @@ def test_at_the_bound_a_fresh_connection_is_not_another_kept_one(kept):
 def test_a_connection_that_closes_on_its_way_to_a_caller_is_replaced():
     async def check():
         async with ScriptedUpstream(VLLM.route()) as upstream:
-            pool = Pool("up", upstream.address(), PoolLimits(connections_max=1))
+            pool = ConnectionPool("up", upstream.address(), ConnectionLimits(connections_max=1))
             connection = await pool.acquire(1.0)
             connection._keep_alive = True  # as after an answer
             asked = asyncio.get_running_loop().create_task(pool.acquire(5.0))
@@ -102,7 +102,7 @@ def test_a_connection_that_closes_on_its_way_to_a_caller_is_replaced():
 def test_callers_that_leave_at_the_bound_leave_no_trace():
     async def check():
         async with ScriptedUpstream(VLLM.route()) as upstream:
-            pool = Pool("up", upstream.address(), PoolLimits(connections_max=2))
+            pool = ConnectionPool("up", upstream.address(), ConnectionLimits(connections_max=2))
             held = [await pool.acquire(1.0) for _ in range(2)]
             loop = asyncio.get_running_loop()
             calls = [pool.acquire_fresh, pool.acquire] * 4

@@ -59,6 +59,17 @@ def test_instants_are_taken_against_the_answers_own_date(reset, expected_s):
     assert quota_left(headers) == QuotaLeft(tokens=Left(40_000, 1000, expected_s * S))
 
 
+@pytest.mark.parametrize("reset", ["99999999h", "9" * 400 + "s", "9" * 400])
+def test_no_limit_takes_longer_than_a_day_to_be_full_again(reset):
+    told = quota_left(tuple(openai("requests", "500", "0", reset)))
+    assert told in {None, QuotaLeft(Left(500, 0, 86_400 * S))}
+
+
+@pytest.mark.parametrize("count", ["9" * 5000, "-1", "1e5", "٣"])
+def test_counts_that_are_none_are_not_taken_for_one(count):
+    assert quota_left(tuple(openai("requests", count, "1", "1s"))) is None
+
+
 def test_both_resources_are_read():
     headers = (*openai("requests", "500", "499", "120ms"), *openai("tokens", "9000", "12", "6m0s"))
     both = quota_left(headers)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.executors.http_pool import Address, PoolLimits
+from sluice.executors.http_pool import Address, ConnectionLimits
 from sluice.executors.remote_answer import AnswerLimits
 from sluice.executors.stream import (
     ClientError,
@@ -188,7 +188,7 @@ def test_d08_streams_that_are_left_or_fail_give_their_connections_back():
         whole(b"{}", 502),
         (*PHASES["decoding"], Close()),
     ]
-    limits = PoolLimits(connections_max=2)
+    limits = ConnectionLimits(connections_max=2)
     hasty = Deadlines(connect_s=1.0, first_token_s=0.01, silence_s=0.01)
 
     async def check():
@@ -379,7 +379,7 @@ def test_an_upstream_that_a_request_brings_down_is_told_as_lost_and_not_as_refus
 
 def test_at_the_bound_requests_wait_for_a_connection_and_are_told_when_none_comes_free():
     async def check():
-        limits = PoolLimits(connections_max=1)
+        limits = ConnectionLimits(connections_max=1)
         async with rig(lambda _: (*PHASES["decoding"], Hold()), "tgi", pool=limits) as (
             upstream,
             engine,

@@ -3,14 +3,12 @@
 import pytest
 
 from sluice.executors.dialects import DIALECTS, VLLM
-from sluice.executors.scrape import LoadView, read_gauges
-from sluice.executors.stream import Gauges, Health, Probe
+from sluice.executors.scrape import read_gauges
+from sluice.executors.stream import Health
 from sluice.testing.engine_answers import ENGINE_ANSWERS
 from sluice.testing.upstream import Close, Hold, Send, whole
 from tests.executors.stream_rig import rig, run
 
-S = 10**9
-STALE_NS = 5 * S
 METRICS = "text/plain; version=0.0.4"
 
 
@@ -109,47 +107,3 @@ def test_an_engine_that_says_it_fails_is_down(name):
 def test_a_model_that_is_being_loaded_is_neither_ready_nor_down():
     found = probe(lambda _: ENGINE_ANSWERS["llama-server"].loading, "llama-server")
     assert (found.health, found.gauges) == (Health.LOADING, None)
-
-
-def waiting(view, at_s):
-    gauges = view.gauges(at_s * S)
-    return None if gauges is None else gauges.waiting
-
-
-def seen(at_s, *, queued=None, health=Health.READY, fault=""):
-    gauges = None if queued is None else Gauges(queued, 1.0, None)
-    return Probe(at_s * S, health, gauges, fault)
-
-
-def test_d20_gauges_are_unknown_before_the_first_probe_and_once_too_old():
-    view = LoadView(STALE_NS)
-    assert (view.gauges(0), view.age_ns(0), view.health(0)) == (None, None, None)
-    assert view.fault(0) == "not probed yet"
-    view.note(seen(10, queued=0))
-    assert waiting(view, 15) == 0
-    assert view.age_ns(15 * S) == 5 * S
-    assert view.fault(15 * S) == ""
-    assert view.gauges(15 * S + 1) is None
-    assert view.health(15 * S + 1) is None
-    assert view.fault(20 * S) == "the last probe is 10 s old"
-
-
-def test_a_failing_scrape_neither_sticks_nor_forgets_at_once():
-    view = LoadView(STALE_NS)
-    view.note(seen(10, queued=4))
-    view.note(seen(11, fault="metrics: status 500"))
-    assert (waiting(view, 11), view.fault(11 * S)) == (4, "metrics: status 500")
-    assert view.failures == 1
-    for at_s in range(12, 20):
-        view.note(seen(at_s, fault="metrics: status 500"))
-    assert (view.gauges(19 * S), view.health(19 * S)) == (None, Health.READY)
-    assert view.age_ns(19 * S) == 9 * S
-    view.note(seen(20, queued=1))
-    assert (waiting(view, 20), view.failures, view.fault(20 * S)) == (1, 0, "")
-
-
-def test_a_probe_that_was_overtaken_is_ignored():
-    view = LoadView(STALE_NS)
-    view.note(seen(10, queued=4))
-    view.note(seen(9, queued=9))
-    assert waiting(view, 10) == 4

@@ -11,6 +11,7 @@ from sluice.planner.estimate import (
     Load,
     Targets,
     _place_s,
+    _ttft_s,
     capacity_rps,
     estimate,
     places,
@@ -142,6 +143,22 @@ def test_calibration_goes_through_the_points_and_overrides_the_neighbours():
     assert calibrated.residual(lengths, 8.0).leaned_on == ("your calibration",)
 
 
+def test_beyond_its_points_a_calibration_stays_as_at_the_nearest():
+    lengths = Lengths(1000, 300)
+    plain = model()
+    points = [
+        Point(each, by * plain.step(lengths, each).estimate) for each, by in ((8.0, 1.0), (32, 1.4))
+    ]
+    turned = plain.calibrated(lengths, points)
+    for concurrency, by in ((1.0, 1.0), (8.0, 1.0), (32.0, 1.4), (512.0, 1.4)):
+        ratio = (
+            turned.step(lengths, concurrency).estimate / plain.step(lengths, concurrency).estimate
+        )
+        assert ratio == pytest.approx(by)
+    widths = [turned.residual(lengths, concurrency).half_width for concurrency in (32.0, 128.0)]
+    assert widths[0] < widths[1]
+
+
 def test_one_point_moves_the_whole_curve_by_its_ratio():
     lengths = Lengths(1000, 300)
     plain = model()
@@ -184,6 +201,49 @@ def test_snapping_takes_the_half_doubling_below():
     assert [snapped(value) for value in (1.0, 1.5, 4.0, 5.0)] == pytest.approx(
         [1.0, 2**0.5, 4.0, 4.0]
     )
+
+
+def test_outputs_that_vary_make_steps_longer_as_long_ones_are_seen_more_often():
+    plain, varied = (Lengths(500, 2000, 0.0, variation) for variation in (0.0, 1.0))
+    assert varied.resident_tokens == 500 + 2000
+    steps = [model().step(lengths, 64.0).estimate for lengths in (plain, varied)]
+    assert steps[1] > 1.01 * steps[0]
+    rates = [
+        estimate(model(), Load(lengths), TARGETS).slo_rps.estimate for lengths in (plain, varied)
+    ]
+    assert rates[1] < rates[0]
+
+
+def test_a_cached_prefix_is_attended_to():
+    alone, behind = Lengths(1000, 300), Lengths(64_000, 300, 63 / 64)
+    assert alone.computed == behind.computed
+    one = model()
+    moments = [_ttft_s(one, Load(lengths), 1.0, (0.5, 1.0, 0.1)) for lengths in (alone, behind)]
+    read_s = one.calculated_s(behind, 1.0) - one.calculated_s(alone, 1.0)
+    assert moments[1] - moments[0] > 3 * read_s
+
+
+def test_one_token_more_than_a_chunk_costs_a_step_and_not_a_second_chunk():
+    one = replace(model(), chunk_tokens=4096.0)
+    at, above, twice = (
+        _ttft_s(one, load(prompt), 4.0, (0.5, 1.0, 0.1)) for prompt in (4096.0, 4097.0, 8192.0)
+    )
+    assert at < above < at + 0.3 * (twice - at)
+
+
+def test_kv_tokens_are_those_of_the_requests_that_fit():
+    for name in ("llama-3.1-70b", "qwen3.5-27b"):
+        found = estimate(model(name), load(), TARGETS)
+        held = load().lengths.resident_tokens * found.sequences_max
+        if found.sequences_max < load().batch_max:
+            assert found.kv_tokens_max == pytest.approx(held, rel=0.01)
+        else:
+            assert found.kv_tokens_max > held
+        each = model(name).deployment.kv_bytes(load().lengths.resident_tokens)
+        pool = found.budget.pool_bytes
+        assert found.kv_tokens_max / load().lengths.resident_tokens * each == pytest.approx(
+            pool, rel=0.01
+        )
 
 
 def test_a_replica_that_is_full_makes_newcomers_wait_for_ever():

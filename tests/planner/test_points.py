@@ -121,6 +121,17 @@ def test_a_journal_gives_a_point_for_each_doubling_of_rows(tmp_path):
     assert "80 steps" in one.source
 
 
+def test_the_pause_between_steps_of_a_busy_replica_is_part_of_a_journals_step_time(tmp_path):
+    steps = [
+        Step(number * 25_000_000, "r", number, 0, 20_000_000, (("a", 0),))
+        for number in range(1, 41)
+    ]
+    ended = RequestEnded(1, "a", "m", "stop", 0, prompt_tokens=400, completion_tokens=50)
+    journal(tmp_path, [*steps, ended])
+    (point,) = points_of(str(tmp_path), LENGTHS)
+    assert point.step_s == pytest.approx(0.025)
+
+
 def test_a_journal_with_few_steps_is_refused(tmp_path):
     with pytest.raises(CannotPlan, match="has no 30 steps"):
         points_of(str(tmp_path), LENGTHS)

@@ -83,6 +83,19 @@ def test_a_client_that_left_leaves_again(tmp_path):
     assert second.output_tokens == 20
 
 
+def test_an_answer_that_was_cut_off_would_have_been_longer(tmp_path):
+    recorded = read(
+        tmp_path,
+        *(arrived(number) for number in range(8)),
+        *(ended(number, tokens=5 + 10 * number) for number in range(6)),
+        ended(6, "cancelled", 30),
+        ended(7, "cancelled", 60),
+    )
+    drawn = {tuple(ask.output_tokens for ask in recorded.asks(seed))[6:] for seed in range(40)}
+    assert {longer for longer, _ in drawn} == {35, 45, 55}
+    assert {longest for _, longest in drawn} == {61}  # none was longer
+
+
 def test_common_beginnings_become_shared_parts(tmp_path):
     common = tuple(range(2 * BLOCK_TOKENS))
     prompts = [(*common, *range(1000 * n, 1000 * n + 36)) for n in (1, 2)]

@@ -40,6 +40,14 @@ def test_the_pool_holds_what_is_left_of_the_memory():
     assert replica.limits.sequences_max == LOAD.batch_max
 
 
+def test_what_is_remembered_of_steps_does_not_grow_for_ever(monkeypatch):
+    monkeypatch.setattr("sluice.planner.replicas._KNOWN_MAX", 8)
+    times = simulated_replica(model_of(), LOAD).times
+    first = [times.predict_ns(chunk(0, tokens)) for tokens in range(1, 40)]
+    assert len(times._known) <= 8
+    assert [times.predict_ns(chunk(0, tokens)) for tokens in range(1, 40)] == first
+
+
 @pytest.mark.parametrize("rows", [1, 16, 200])
 def test_a_decode_step_takes_what_the_formula_says(rows):
     model = model_of()

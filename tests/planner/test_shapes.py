@@ -55,6 +55,9 @@ def test_d25_sliding_layers_keep_their_window_only():
         ({"vocab_size": 0}, "vocab_size"),
         ({"layer_types": ["mystery"] * 32}, "'mystery' is not known"),
         ({"hybrid_override_pattern": "MEM*"}, "not modelled"),
+        ({"num_kv_shared_layers": 10}, "num_kv_shared_layers is .* not modelled"),
+        ({"attn_layer_period": 8}, "attn_layer_period is .* not modelled"),
+        ({"mamba_d_state": 16}, "mamba_d_state is .* not modelled"),
         ({"num_hidden_layers": "many"}, "not a whole number"),
         ({"layer_types": ["sliding_attention"] * 32}, "sliding_window"),
     ],
@@ -63,6 +66,16 @@ def test_d25_what_is_not_understood_is_said_and_not_guessed(change, words):
     with pytest.raises(CannotPlan, match=words) as refused:
         shape_from_config("m", LLAMA | change)
     assert "cannot estimate" in str(refused.value)
+
+
+def test_a_shared_expert_has_its_own_size():
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1000}
+    none, one, own = (
+        shape_from_config("m", LLAMA | experts | change).feed_forward_params
+        for change in ({}, {"n_shared_experts": 1}, {"shared_expert_intermediate_size": 5000})
+    )
+    assert one - none == 32 * 3 * 4096 * 1000
+    assert own - none == 5 * (one - none)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import pytest
 
 from sluice.cluster.classes import ServiceClasses
 from sluice.config.sections import SloSection
+from sluice.core.events import Arrived
 from sluice.core.limits import TenantLimits
 from sluice.planner.estimate import Targets
 from sluice.planner.faults import fault_named
 from sluice.planner.outcome import Outcome
-from sluice.planner.simulation import SimulatedPool, Span, simulate
+from sluice.planner.simulation import SimulatedPool, Simulation, Span, simulate
 from sluice.runtime.recording import Entry
 from sluice.runtime.replay import replay
 from sluice.telemetry.journal import JournalReader
@@ -67,6 +68,57 @@ def test_the_warm_up_is_played_and_not_counted():
     assert outcome.arriving_s == pytest.approx(200 / 20.0, rel=0.3)
 
 
+class Taken:
+    """A workload that notes how many of its requests were taken."""
+
+    def __init__(self, inner):
+        self.inner, self.taken = inner, 0
+
+    def asks(self, seed):
+        for ask in self.inner.asks(seed):
+            self.taken += 1
+            yield ask
+
+
+def with_a_long_queue(fleet):
+    (pool,) = fleet.pools
+    limits = replace(pool.limits, queue_places_max=100_000)
+    return replace(fleet, pools=(replace(pool, limits=limits),))
+
+
+def test_requests_go_on_behind_the_counted_ones_until_these_have_ended(tmp_path):
+    taken = []
+    for journal in (None, JournalFile(tmp_path / "j", "simulation")):
+        workload = Taken(Synthetic(20.0, CHAT))
+        outcome = simulate(workload, fleet_of(), seed=1, span=Span(100), journal=journal)
+        assert outcome.whole.requests == 100
+        assert sums_up(outcome)
+        taken.append(workload.taken)
+    assert 102 < taken[0] < 130  # the last one takes about half a second
+    assert taken[1] == 100
+
+
+def test_goodput_counts_the_time_until_the_last_ending():
+    fleet = with_a_long_queue(fleet_of(targets=Targets(100.0, 1.0)))
+    outcome = played(2000.0, 200, fleet=fleet)
+    assert outcome.attainment == 1.0
+    assert outcome.counted_s > 10 * outcome.arriving_s
+    assert outcome.goodput_rps == pytest.approx(200 / outcome.counted_s)
+    assert outcome.goodput_rps < 100.0
+
+
+def test_a_queue_that_grows_is_told_from_one_that_does_not():
+    fleet = with_a_long_queue(fleet_of(targets=None))
+    assert played(80.0, 600, fleet=fleet).queue_grows
+    assert not played(20.0, 600, fleet=fleet).queue_grows
+
+
+def test_a_batch_that_fills_is_no_queue_that_grows():
+    filling = Outcome(waiting_at_half=100, waiting_at_end=400, queued_at_half=5, queued_at_end=9)
+    assert not filling.queue_grows
+    assert replace(filling, queued_at_end=60).queue_grows
+
+
 def test_one_seed_gives_one_outcome_and_another_seed_another():
     a, b, c = (played(35.0, 150, seed=seed) for seed in (1, 1, 2))
     assert (a.whole.e2e_s.total, a.steps, a.batches) == (b.whole.e2e_s.total, b.steps, b.batches)
@@ -98,6 +150,31 @@ def test_clients_that_come_back_when_told_are_served_in_the_end():
     assert again.whole.refused < once.whole.refused
     assert again.whole.met > once.whole.met
     assert sums_up(again)
+
+
+def test_clients_that_come_back_waited_from_when_they_first_asked():
+    again = played(90.0, 200, retries=3)
+    assert again.whole.met_from_first < again.whole.met
+    assert again.whole.attainment_from_first < again.attainment
+    once = played(90.0, 200)
+    assert once.whole.met_from_first == once.whole.met
+
+
+def test_a_client_that_comes_back_asks_for_the_model_that_it_asked_for():
+    chat = SloSection(ttft_s=0.4, tpot_s=0.06, overload=("smaller", "queue", "refuse"))
+    workload = Synthetic(150.0, CHAT, mix=Mix(classes=shares_of("class", ["chat"])))
+    fleet = two_models(chat=chat)
+    seen: dict[str, str] = {}
+
+    class Watched(Simulation):
+        def fleet_event(self, event, now_ns, effects):
+            if isinstance(event, Arrived) and "~" in event.request.id:
+                seen.setdefault(event.request.id, event.model)
+            super().fleet_event(event, now_ns, effects)
+
+    Watched(fleet, 1, Span(200, retries=2), None).run(workload)
+    assert len(seen) > 20
+    assert set(seen.values()) == {"large"}
 
 
 class Impatient:

@@ -7,10 +7,17 @@ import msgspec
 import pytest
 
 from sluice.core.costmodel import Coefficients, LinearCostModel
-from sluice.core.events import Submitted
-from sluice.core.request import Request
+from sluice.core.events import (
+    Cancelled,
+    End,
+    SequenceEnded,
+    StepDone,
+    Submitted,
+)
+from sluice.core.request import EndReason, PhaseTimes, Request, SequenceId, Usage
 from sluice.core.roster import BatchingLimits
 from sluice.core.sampling import Sampling
+from sluice.core.step import Sampled
 from sluice.runtime.recording import ReplicaRecording, ReplicaStart, read_entry
 from sluice.runtime.replay import replay
 from sluice.testing.replicas import ReplicaRun
@@ -79,6 +86,19 @@ def test_equal_tokens_get_different_pseudonyms_at_each_place():
     value = read_entry(entry)
     assert isinstance(value, Submitted)
     assert len(set(value.request.prompt)) == 50
+
+
+def test_a_recording_keeps_nothing_of_requests_that_are_over():
+    recording = ReplicaRecording(b"k" * 32)
+    first, second = SequenceId("a", 0), SequenceId("a", 1)
+    recording.record(Submitted(Request("a", 0, (7,), 3, 2)), 0, [])
+    recording.record(StepDone(0, (), 1), 1, [SequenceEnded(first, EndReason.STOP)])
+    end = End("a", EndReason.CANCELLED, Usage(1, 0, 1), PhaseTimes(), 0)
+    recording.record(Cancelled("a"), 2, [end])
+    # The step that ran when the client left.
+    recording.record(StepDone(1, (Sampled(second, 9),), 1), 3, [])
+    assert not recording._chains
+    assert not recording._choices
 
 
 def test_first_difference_is_found():

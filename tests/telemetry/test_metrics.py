@@ -185,7 +185,9 @@ def test_d22_counters_do_not_fall_when_a_replica_restarts() -> None:
     totals = []
     counts = [(1, 5), (1, 9), (2, 0), (2, 3), (3, 7), (3, 2)]
     for incarnation, count in counts:
-        report = replace(REPORT, **dict.fromkeys(names, count))
+        report = replace(
+            REPORT, preemptions=count, prefix_query_tokens=count, prefix_hit_tokens=count
+        )
         metrics.replica_report("m-0", "m", report, incarnation)
         samples = scrape(metrics)
         totals.append([value(samples, f"sluice_{name}_total", model="m") for name in names])

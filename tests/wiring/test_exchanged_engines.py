@@ -16,7 +16,7 @@ from sluice.testing.simulated_vllm import SimulatedVllm, Speed, text_of
 from sluice.testing.upstream import ScriptedUpstream
 from sluice.wiring import remote
 from sluice.wiring.remote import RemoteIds, remote_model
-from tests.cluster.remote_rig import Front, Seen, Settings, running
+from tests.cluster.remote_rig import CHAT, Front, Seen, Settings, running
 
 SLOW = Speed(slots=8, token_s=0.01)
 
@@ -118,6 +118,23 @@ def test_an_engine_that_is_taken_out_finishes_its_streams(tmp_path):
         await fleet.until(lambda: fleet.upstreams[0].open_now == 0)
 
     in_front(tmp_path, work, 0, 1)
+
+
+def test_a_client_that_leaves_as_the_last_of_an_engine_that_leaves_gets_its_ending(tmp_path):
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "stream": True}
+
+    async def work(fleet: Fleet) -> None:
+        client = await fleet.front.send(CHAT, {**body, "max_tokens": 400})
+        await fleet.until(lambda: fleet.running[0] == 1)
+        await fleet.reload(1)
+        await fleet.until(lambda: fleet.states() == {"m-0": "draining", "m-1": "ready"})
+        await fleet.front.leave(client)
+        await fleet.until(lambda: list(fleet.states()) == ["m-1"])
+        await fleet.front.quiet()
+        counted = await fleet.front.metrics()
+        assert counted["requests_ended_total", "m", "cancelled"] == 1
+
+    in_front(tmp_path, work, 0)
 
 
 def test_engines_that_are_all_exchanged_lose_no_request(tmp_path):

@@ -21,6 +21,7 @@ from sluice.telemetry.records import Deployment
 from sluice.testing.served import Served, served_app
 from sluice.wiring.gateway import pool_limits, tenant_limits
 from sluice.wiring.operations import RunningServer
+from sluice.wiring.remote import RemoteIds
 from tests.cluster.overload_rig import OverloadRig
 from tests.server.test_tls import Authority, secured, serial
 from tests.server.wire_client import Answer, ask, connected, post, raw_post, read_until
@@ -100,7 +101,7 @@ def run(tmp_path) -> Iterator[Callable[..., Running]]:
                 ),
             )
             transport = Transport.of(settings.server)
-            operations = RunningServer(rig.gateway, loaded, read, transport)
+            operations = RunningServer(rig.gateway, loaded, read, transport, RemoteIds())
             app = operations.app
             server = stack.enter_context(served_app(app, settings.server, transport))
             stack.callback(lambda: server.call(rig.gateway.close))
@@ -331,7 +332,8 @@ def test_a_server_that_others_reach_does_not_lose_its_last_key(tmp_path):
     read = partial(load_settings, file, (), {})
     loaded = read()
     transport = Transport.of(loaded.settings.server)
-    running = RunningServer(OverloadRig(time.monotonic_ns).gateway, loaded, read, transport)
+    gateway = OverloadRig(time.monotonic_ns).gateway
+    running = RunningServer(gateway, loaded, read, transport, RemoteIds())
     file.write_text(open_to_others)
     with pytest.raises(ConfigError, match="no API key is set"):
         asyncio.run(running.reload())

@@ -5,7 +5,8 @@ import pytest
 from sluice.config.sections import ModelSection
 from sluice.core.costmodel import Load
 from sluice.core.errors import ModelLoadError
-from sluice.wiring.simulated import SEQUENCES_MAX, simulated_model
+from sluice.planner.estimate import BATCH_MAX
+from sluice.wiring.simulated import simulated_model
 
 
 def model(source, **settings):
@@ -17,7 +18,7 @@ def test_more_devices_hold_more_and_are_faster():
     assert four.limits.blocks_total > two.limits.blocks_total
     load = Load(32, 32, 32_000)
     assert four.times.predict_ns(load) < two.times.predict_ns(load)
-    assert four.limits.sequences_max == SEQUENCES_MAX
+    assert four.limits.sequences_max == BATCH_MAX
     assert four.facts.context_tokens_max == 131_072
 
 

@@ -68,7 +68,9 @@ def test_arrivals_are_named_by_text():
     ("text", "words"),
     [
         ("poison", "known are constant, poisson"),
-        ("gamma:cv=0", "must be above 0, not 0"),
+        ("gamma:cv=0", "must be above 0, .* not 0"),
+        ("gamma:cv=1e-200", "must be above 0, 1e-06 to 1e.07, not 1e-200"),
+        ("onoff:on=1e200", "1e-06 to 1e.07"),
         ("gamma:cv=nan", "must be above 0"),
         ("gamma:cv=much", "'much', not a number"),
         ("onoff:up=3", "take on, off, not 'up'"),
@@ -80,7 +82,7 @@ def test_texts_that_name_none_are_refused_with_what_to_write(text, words):
         arrivals_named(text)
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf"), 1e9])
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf"), 1e9, 1e-300])
 def test_rates_that_are_none_are_refused(rate):
     with pytest.raises(BadWorkload, match="rate must be above 0"):
         checked_rate(rate)

@@ -68,6 +68,18 @@ def test_lengths_are_those_of_the_client_or_of_another_one(rates):
         (RATES.replace("0,0,4", "0,0,many"), TOKENS, ":2: .* must be numbers"),
         (RATES.split("\n")[0] + "\n", TOKENS, "has no clients"),
         (RATES, TOKENS.replace("0,0,input_tokens,10", "0,0,input_tokens,x"), ":2: .* numbers"),
+        (RATES, TOKENS.replace(",field,", ",measure,"), ":2: .* field"),
+        (RATES, TOKENS.replace("output_tokens", "tokens"), "no client with both"),
+        (RATES, TOKENS.replace("q0,q50,q100", "a,b,c"), ":2: quantiles"),
+        (RATES, TOKENS.replace("tokens,10,", "tokens,inf,"), ":2: quantiles"),
+        (RATES.replace("0,0,4", "0,0,nan"), TOKENS, ":2: .*rate_rps nan"),
+        (RATES.replace("0,0,4", "0,inf,4"), TOKENS, ":2: t_s is inf"),
+        (RATES.replace("Gamma,1,", "Gamma,inf,"), TOKENS, ":2: dist .* p1 inf"),
+        (
+            RATES.replace(",4,1,", ",0,1,").replace(",2,1,", ",0,1,"),
+            TOKENS,
+            "no clients with a rate above 0",
+        ),
     ],
 )
 def test_files_that_do_not_fit_are_told(tmp_path, rates, tokens, words):

@@ -90,6 +90,32 @@ def test_a_turn_of_a_conversation_begins_with_all_that_came_before_it():
     assert len(turns) < 200
 
 
+def test_a_conversation_is_the_same_one_at_another_rate():
+    def turns(rate_rps):
+        found: dict[int, list[tuple[int, int]]] = {}
+        for ask in first(replace(CHATS, rate_rps=rate_rps), 600):
+            found.setdefault(ask.prompt[1].text, []).append((ask.prompt_tokens, ask.output_tokens))
+        return found
+
+    slow, fast = turns(5.0), turns(40.0)
+    both = slow.keys() & fast.keys()
+    assert len(both) > 60
+    for text in both:
+        assert all(a == b for a, b in zip(slow[text], fast[text], strict=False))
+    assert sum(len(slow[text]) > 1 < len(fast[text]) for text in both) > 10
+
+
+def test_conversations_come_at_their_rate_from_the_beginning_on():
+    slow = replace(CHATS, sessions=Sessions(turns=6.0, think_s=60.0))
+    asks = first(slow, 2000)
+    for part in (asks[:400], asks[-400:]):
+        assert 400 / (part[-1].at_ns - part[0].at_ns) * 1e9 == pytest.approx(10.0, rel=0.2)
+    early, late = (fmean(ask.prompt_tokens for ask in part) for part in (asks[:500], asks[-500:]))
+    assert early == pytest.approx(late, rel=0.25)
+    mean = slow.mean_prompt_tokens(1000, 200)
+    assert fmean(ask.prompt_tokens for ask in asks) == pytest.approx(mean, rel=0.15)
+
+
 def test_prompts_of_different_texts_differ_from_their_first_token_on():
     prompts = Prompts()
     asks = first(PLAIN, 2000)

@@ -93,6 +93,9 @@ def test_names_come_from_columns(tmp_path):
         (AZURE.replace("2023-11-16 18:15:47", "yesterday", 1), r":3: .* not a date and time"),
         (MOONCAKE + "\n{", r":4: not JSON"),
         (MOONCAKE.replace("[1]", '["a"]'), r":1: hash_ids is not a list of numbers"),
+        (MOONCAKE.replace("[1]", "[Infinity]"), r":1: hash_ids is not a list of numbers"),
+        (MOONCAKE.replace("[1]", "[" * 100_000), r":1: not JSON"),
+        ('{"t_s": 1' + "0" * 400 + ', "input_tokens": 1, "output_tokens": 1}', "not a number"),
         ("a,b,c\n1,2,3\n", r"It has: a, b, c\. Known: .*--column t=NAME"),
         (BURST.replace("3,13", "0,13").replace("4,24", "0,24").replace("5,35", "0,35"), "answer"),
     ],
@@ -105,8 +108,16 @@ def test_what_is_wrong_is_told_with_its_line_and_what_to_change(tmp_path, text, 
 def test_files_that_are_no_text_are_told_apart(tmp_path):
     binary, torn, gone = tmp_path / "b", tmp_path / "t", tmp_path / "g"
     binary.write_bytes(b"\x00\xff\xfe")
-    torn.write_bytes(gzip.compress(OURS.encode() * 1000)[:60])
-    for path, words in ((binary, "not UTF-8"), (torn, "damaged"), (gone, "cannot read")):
+    whole = gzip.compress(OURS.encode() * 1000)
+    torn.write_bytes(whole[:60])
+    rotten = tmp_path / "r"
+    rotten.write_bytes(whole[:12] + bytes(byte ^ 0xFF for byte in whole[12:40]) + whole[40:])
+    for path, words in (
+        (binary, "not UTF-8"),
+        (torn, "damaged"),
+        (rotten, "damaged"),
+        (gone, "cannot read"),
+    ):
         with pytest.raises(BadWorkload, match=words):
             list(trace_rows(path))
     with pytest.raises(BadWorkload, match="azure-conv, azure-code"):

@@ -205,7 +205,7 @@ def _print_list(context: click.Context, _parameter: click.Parameter, wanted: boo
 @click.option(
     "--chunk",
     type=int,
-    default=int(CHUNK_TOKENS_MAX),
+    default=CHUNK_TOKENS_MAX,
     show_default=True,
     help="Most prompt tokens in one step (vLLM: --max-num-batched-tokens).",
 )

@@ -60,9 +60,7 @@ def answer(asked: Mapping[str, Any]) -> Candidates:
     entries = entries_of(asked["tables"])
     gpus = [entries.accelerator(name) for name in _gpus(asked)]
     precisions: list[str | None] = [*_listed(asked["precisions"])] or [None]
-    lengths = Lengths(
-        asked["prompt"], asked["output"], asked["cached"], asked["output_variation"]
-    )
+    lengths = Lengths(asked["prompt"], asked["output"], asked["cached"], asked["output_variation"])
     shape = entries.model(asked["model"])
     points = [point for text in asked["calibrate"] for point in points_of(text, lengths)]
     question = Question(

@@ -22,6 +22,7 @@ from sluice.telemetry import log
 from sluice.wiring.defaults import models_of
 from sluice.wiring.gateway import make_gateway, prepare
 from sluice.wiring.operations import RunningServer
+from sluice.wiring.remote import RemoteIds
 from sluice.wiring.serving import Stop, run_server
 
 _EXAMPLES = """\b
@@ -106,7 +107,8 @@ def command(
         click.echo(f"note: {note}", err=True)
     for warning in cautions(settings, {one.name: one.context_tokens_max for one in prepared}):
         click.echo(f"warning: {warning}", err=True)
-    gateway = make_gateway(settings, prepared)
+    ids = RemoteIds()
+    gateway = make_gateway(settings, prepared, ids)
     loading_ns = monotonic_ns()
 
     def tell_ready() -> None:
@@ -119,7 +121,7 @@ def command(
         click.echo(welcome(gateway.pools(), address, remote, needs_key=needs_key), err=True)
 
     async def run() -> None:
-        running, stop = RunningServer(gateway, loaded, read, transport), Stop()
+        running, stop = RunningServer(gateway, loaded, read, transport, ids), Stop()
         asyncio.get_running_loop().set_exception_handler(log.unhandled)
         listen_to_signals(stop, running.reload)
         click.echo("loading " + ", ".join(models_of(settings)), err=True)

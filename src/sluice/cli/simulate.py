@@ -18,7 +18,7 @@ from sluice.config.sources import Override, parse_override
 from sluice.config.units import parse_duration_s
 from sluice.planner.faults import fault_named
 from sluice.planner.names import CannotPlan
-from sluice.planner.simulation import SimulatedFleet, Span, simulate
+from sluice.planner.simulation import WARM_UP, SimulatedFleet, Span, simulate
 from sluice.telemetry.journal_file import JournalFile
 from sluice.wiring.simulation import simulated_fleet
 from sluice.workload.asks import BadWorkload
@@ -67,7 +67,7 @@ class BadInput(click.ClickException):
 @click.option("--e2e", metavar="DURATION", help="Time after which an answer is worthless.")
 @click.option("--percentile", help="Share of requests that are to meet them. Default: 95.")
 @click.option("--requests", type=int, help="How many. Default: 10000, or those of the trace.")
-@click.option("--warm-up", type=int, default=0, show_default=True, help="Not counted at first.")
+@click.option("--warm-up", type=int, help="Not counted at first. Default: a tenth of --requests.")
 @click.option(
     "--retries",
     type=int,
@@ -110,7 +110,10 @@ def command(*, as_json: bool, **asked: Any) -> None:
                 wanted.workload, fleet, seed=asked["seed"], span=span, journal=journal
             )
     except OSError as error:
-        raise BadInput(f"cannot write the journal {asked['journal']}: {error.strerror}") from None
+        # What reads a trace says so itself.
+        folder = asked["journal"]
+        what = "cannot simulate" if folder is None else f"cannot write the journal {folder}"
+        raise BadInput(f"{what}: {error.strerror or error}") from None
     except (BadWorkload, CannotPlan) as error:
         raise BadInput(str(error)) from None
     found = document(outcome)
@@ -180,10 +183,11 @@ def _span(wanted: WorkloadWanted, asked: Mapping[str, Any]) -> Span:
     requests = wanted.requests if asked["requests"] is None else asked["requests"]
     if not 1 <= requests <= 10**9:
         raise BadWorkload(f"--requests must be 1 to 1e9, not {requests}")
-    if not 0 <= asked["warm_up"] < requests:
+    warm_up = int(WARM_UP * requests) if asked["warm_up"] is None else asked["warm_up"]
+    if not 0 <= warm_up < requests:
         raise BadWorkload(
-            f"--warm-up must be 0 or more and below the {requests} requests, not {asked['warm_up']}"
+            f"--warm-up must be 0 or more and below the {requests} requests, not {warm_up}"
         )
     if not 0 <= asked["retries"] <= 100:
         raise BadWorkload(f"--retries must be 0 to 100, not {asked['retries']}")
-    return Span(requests, asked["warm_up"], asked["retries"])
+    return Span(requests, warm_up, asked["retries"])

@@ -23,6 +23,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
     return {
         "requests": whole.requests,
         "attainment": outcome.attainment,
+        "attainment_from_first_ask": whole.attainment_from_first,
         "attainment_half_width": outcome.attainment_half_width,
         "goodput_rps": outcome.goodput_rps,
         "offered_rps": whole.requests / outcome.arriving_s if outcome.arriving_s else 0.0,
@@ -40,6 +41,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "preemptions": outcome.preemptions,
         "simulated_s": outcome.simulated_s,
         "in_fleet": {"at_half": outcome.waiting_at_half, "at_end": outcome.waiting_at_end},
+        "queue_grows": outcome.queue_grows,
         **{group: _tallies(getattr(outcome, group)) for group in _GROUPS},
     }
 
@@ -72,7 +74,7 @@ def print_outcome(found: Mapping[str, Any]) -> None:
     for name, value in (
         ("refused", f"{found['refused']:,}{f' ({reasons})' if reasons else ''}"),
         ("failed, degraded", f"{found['failed']:,}, {found['degraded']:,}"),
-        ("retries", f"{found['retries']:,}"),
+        ("retries", _retries(found)),
         ("preemptions", f"{found['preemptions']:,}"),
         ("replica hours", f"{_rate(found['replica_hours'])}"),
         ("in the fleet", "{at_half} at half, {at_end} at the last arrival".format_map(
@@ -80,7 +82,19 @@ def print_outcome(found: Mapping[str, Any]) -> None:
         ("time", f"{found['simulated_s']:,.0f} s simulated in {found['wall_s']:.1f} s"),
     ):  # fmt: skip
         console.print(f"  {name:<18} {value}")
+    if found["queue_grows"]:
+        console.print(
+            "overload: more requests wait for a first token at the end than at half. There is no "
+            "steady state: what is late, and how late, tells how long the run was"
+        )
     console.print(_table(found))
+
+
+def _retries(found: Mapping[str, Any]) -> str:
+    if not found["retries"]:
+        return "0"
+    share = found["attainment_from_first_ask"]
+    return f"{found['retries']:,}; {share:.1%} met their targets from when a client first asked"
 
 
 def print_beside(found: Mapping[str, Mapping[str, Any]], notes: Sequence[str]) -> None:

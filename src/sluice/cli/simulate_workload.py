@@ -9,7 +9,7 @@ import click
 
 from sluice.config.units import parse_duration_s
 from sluice.planner.steady import Lengths
-from sluice.workload.arrivals import arrivals_named
+from sluice.workload.arrivals import arrivals_named, checked_rate
 from sluice.workload.asks import BadWorkload, Workload
 from sluice.workload.lengths import Joint, Separate, lengths_of
 from sluice.workload.mixes import Mix, shares_of
@@ -107,10 +107,10 @@ def _synthetic(asked: Mapping[str, Any], mix: Mix) -> WorkloadWanted:
     lengths, prompt, output = _lengths(asked)
     sessions = _sessions(asked)
     arrivals = arrivals_named(asked["arrivals"] or "poisson")
-    workload = Synthetic(asked["rate"], lengths, arrivals, mix, sessions, asked["max_tokens"])
-    workload.asks(0)  # a rate that is none is told before anything is made
-    history = (sessions.turns - 1.0) * (prompt + output) / 2.0
-    whole = Lengths(sessions.system_tokens + prompt + history, output)
+    workload = Synthetic(
+        checked_rate(asked["rate"]), lengths, arrivals, mix, sessions, asked["max_tokens"]
+    )
+    whole = Lengths(workload.mean_prompt_tokens(prompt, output), output)
     return WorkloadWanted(workload, whole, REQUESTS_DEFAULT)
 
 
@@ -146,12 +146,13 @@ def _sessions(asked: Mapping[str, Any]) -> Sessions:
 
 
 def _traced(asked: Mapping[str, Any], mix: Mix) -> WorkloadWanted:
+    if asked["rate"] is not None:
+        checked_rate(asked["rate"])
     path = trace_path(asked["trace"])
     columns = columns_of(asked["columns"])
     if columns is None and is_servegen(path):
         clients = ServeGen(path, asked["rate"], mix, asked["max_tokens"])
         lengths = Lengths(*clients.mean_tokens())
-        clients.asks(0)
         return WorkloadWanted(clients, lengths, REQUESTS_DEFAULT)
     facts = facts_of(path, columns)
     trace = Trace(facts, asked["rate"], mix, asked["max_tokens"])

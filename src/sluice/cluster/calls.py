@@ -197,6 +197,14 @@ class LiveCalls:
         live.untold -= told
         return told
 
+    def untold(self, request_id: str) -> int:
+        """The tokens of a call that were not told yet, because more were to come."""
+        live = self._live.get(request_id)
+        if live is None:
+            return 0
+        told, live.untold = live.untold, 0
+        return told
+
     def recorded(self, request_id: str, raw: bytes) -> None:
         """What a remote engine answers, for a journal that holds texts."""
         live = self._live.get(request_id)
@@ -230,6 +238,10 @@ class LiveCalls:
     def on_replica(self, replica_id: str) -> list[str]:
         """Ids of the calls that the replica holds."""
         return [key for key, live in self._live.items() if live.replica == replica_id]
+
+    def attempt_failed(self, request_id: str) -> None:
+        """The call's replica holds nothing of it any more, and will not report an ending."""
+        self._live[request_id].replica = ""
 
     def replica_lost(self, replica_id: str) -> None:
         """The replica holds nothing any more, and will not report an ending."""

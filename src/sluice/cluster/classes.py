@@ -10,12 +10,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from sluice.config.sections import SloSection, TenantSection
+from sluice.core.admission import NS_PER_S
 from sluice.core.errors import InvalidRequest
 from sluice.core.request import LADDER_DEFAULT, Request, Rung
 from sluice.runtime.generation import Call
 from sluice.runtime.refusals import too_many_prompts
-
-NS_PER_S = 1_000_000_000
 
 # ``service_tier`` of clients that leave the choice to the server.
 UNNAMED_TIERS = ("", "auto", "default")

@@ -52,7 +52,7 @@ from sluice.core.pools import PoolView
 from sluice.core.quota import QuotaLeft
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.core.tenants import Allowance
-from sluice.executors.stream import ClientError, UpstreamError
+from sluice.executors.stream import UpstreamError
 from sluice.runtime.generation import Call, Fault, Readiness
 from sluice.runtime.messages import (
     Cancel,
@@ -148,6 +148,7 @@ class FleetDriver:
         """The client left: the fleet forgets the call, its replica drops it."""
         cancelled = self._calls.cancelled(request_id)
         if cancelled is not None:
+            self._tell_untold(request_id)
             self._handle(cancelled)
             self._calls.end_if_left(request_id)
 
@@ -244,8 +245,7 @@ class FleetDriver:
                 case ChoiceDone():
                     self._calls.end_choice(message)
                 case RequestEnded():
-                    ended = Ended(message.request_id, message.reason, message.usage, message.phases)
-                    self._handle(ended)
+                    self._handle(_ended(message))
                     self._calls.ended(message)
                 case Load():
                     self._handle(ReplicaReported(replica_id, message.report))
@@ -253,8 +253,8 @@ class FleetDriver:
                 case Ready():
                     model = self._model_of[replica_id]
                     self._observer.ready(replica_id, model, message.limits)
-                    self._models[model].limits = message.limits
                     self._handle(ReplicaReady(replica_id, message.limits))
+                    self._note_limits(model)
                     self._changed.set()
                 case LoadFailed():
                     self._load_failures[replica_id] = message
@@ -262,6 +262,11 @@ class FleetDriver:
                     pass
                 case _:
                     assert_never(message)
+
+    def _note_limits(self, model: str) -> None:
+        """Tell a model what its widest replica holds: a long request goes there."""
+        (pool,) = [pool for pool in self.pools() if pool.model == model]
+        self._models[model].limits = pool.limits
 
     def lost(self, replica_id: str, error: str, *, silent: bool = False) -> None:
         """The process of the replica is gone."""
@@ -280,6 +285,12 @@ class FleetDriver:
         if told:
             self._handle(Progress(request_id, told))
 
+    def _tell_untold(self, request_id: str) -> None:
+        """Tell the fleet what was kept back, before the call is over without a word on usage."""
+        told = self._calls.untold(request_id)
+        if told:
+            self._handle(Progress(request_id, told))
+
     @property
     def records_text(self) -> bool:
         """Whether the journal holds what engines answer."""
@@ -295,13 +306,14 @@ class FleetDriver:
         if request_id not in self._calls:
             return  # it was ended in the meantime, by its deadline for one
         self._observer.attempt_failed(request_id, replica_id, outcome, error.summary)
-        if outcome is not Outcome.VOID:
-            self._handle(AttemptFailed(request_id, outcome, error.summary, rest_ns_of(error)))
+        self._calls.attempt_failed(request_id)
+        if outcome is Outcome.VOID:
+            self._handle(Ended(request_id, EndReason.FAILED, Usage(0, 0, 0), PhaseTimes()))
+            self._calls.end_here(request_id, EndReason.FAILED, error.summary, Fault.REQUEST)
             return
-        self._handle(Ended(request_id, EndReason.FAILED, Usage(0, 0, 0), PhaseTimes()))
-        wrong = isinstance(error, ClientError) and not error.about_key
-        fault = Fault.REQUEST if wrong else Fault.ENGINE
-        self._calls.end_here(request_id, EndReason.FAILED, error.summary, fault)
+        self._tell_untold(request_id)
+        self._handle(AttemptFailed(request_id, outcome, error.summary, rest_ns_of(error)))
+        self._calls.end_if_left(request_id)
 
     def told(self, replica_id: str, request_id: str, left: QuotaLeft) -> None:
         """The answer of a remote replica says what its vendor still allows."""
@@ -373,6 +385,7 @@ class FleetDriver:
                 self._load_failures.pop(effect.replica_id, None)
                 self._members[effect.replica_id].start()
             case StopReplica():
+                self._calls.replica_lost(effect.replica_id)
                 member = self._members.pop(effect.replica_id)
                 task = asyncio.get_running_loop().create_task(member.stop())
                 self._departures.add(task)
@@ -412,3 +425,9 @@ class FleetDriver:
             self._timer.cancel()
         delay_s = max(0, at_ns - self._clock()) / 1e9
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, Tick())
+
+
+def _ended(message: RequestEnded) -> Ended:
+    return Ended(
+        message.request_id, message.reason, message.usage, message.phases, silent=message.silent
+    )

@@ -43,9 +43,9 @@ async def understood(call: Call) -> Call:
     if not isinstance(raw, RawPrompt):
         return call
     if len(raw.body) > _INLINE_BYTES_MAX:
-        read = await asyncio.to_thread(raw.understand)
+        read = await asyncio.to_thread(raw.sent.understand)
     else:
-        read = raw.understand()
+        read = raw.sent.understand()
     return replace(read, model=call.model, slo_class=call.slo_class, raw=raw)
 
 
@@ -57,8 +57,8 @@ class Wording(msgspec.Struct, frozen=True):
     priority: bool = False
 
 
-def body_for(forward: Forward, wording: Wording) -> bytes:
-    """The body as this engine is to get it."""
+def body_for(forward: Forward, wording: Wording, attempt_id: str) -> bytes:
+    """The body as this engine is to get it, with ``attempt_id`` where it takes ids in bodies."""
     raw, request = forward.raw, forward.request
     changes: dict[str, Any] = {}
     if _text(raw.fields.get("model")) != wording.model:
@@ -72,7 +72,7 @@ def body_for(forward: Forward, wording: Wording) -> bytes:
         changes["stream_options"] = _stream_options(raw.fields)
     id_field = wording.dialect.id_field
     if id_field and not wording.dialect.id_header and id_field not in raw.fields:
-        changes[id_field] = request.id
+        changes[id_field] = attempt_id
     if wording.priority:
         changes["priority"] = wording.dialect.priority_value(request.tier)
     elif "priority" in raw.fields:

@@ -3,8 +3,8 @@
 A ``Relay`` belongs to one call; each dispatch of the call gives it an ``Attempt`` at one replica.
 What comes before the first output is held back, so that until then another replica can still
 answer. Whether one does is the fleet's decision: an attempt that failed tells its replica's
-listener, and the relay goes on with the next attempt or, where the call is over, raises what its
-client is to be told.
+listener, and the relay goes on with the next attempt or, where the call has failed, raises what its
+client is to be told. Where it ended in another way its stream says so.
 """
 
 import asyncio
@@ -14,9 +14,11 @@ from typing import Any
 
 from sluice.cluster.forward import Forward
 from sluice.cluster.upstream_errors import error_for_client
+from sluice.core.request import EndReason
 from sluice.executors.stream import (
     Answer,
     Chunk,
+    Garbage,
     StreamExecutor,
     UpstreamError,
     UpstreamRequest,
@@ -24,6 +26,8 @@ from sluice.executors.stream import (
 from sluice.runtime.streams import PieceStream
 
 _CUT_FINISHES = frozenset({"length", "incomplete"})
+# What comes before the first output is a role, and perhaps a prompt told back.
+_HELD_BYTES_MAX = 1024**2
 
 
 class Relay:
@@ -32,12 +36,21 @@ class Relay:
     def __init__(self, stream: PieceStream, forward: Forward) -> None:
         self._stream = stream
         self.forward = forward
+        self._attempts = 0
         self._next: Attempt | None = None
         self._present: Attempt | None = None
         self._fault: UpstreamError | None = None
 
+    @property
+    def attempt_id(self) -> str:
+        """The id of the next attempt at its engine. The one before may just be stopped there, by
+        its own."""
+        request_id = self.forward.request.id
+        return f"{request_id}-{self._attempts + 1}" if self._attempts else request_id
+
     def take(self, attempt: "Attempt") -> None:
         """The call is dispatched."""
+        self._attempts += 1
         self._next = attempt
 
     @property
@@ -65,7 +78,7 @@ class Relay:
                 raise StopAsyncIteration
             self._present, self._fault = None, fault
             attempt.on_failed(attempt, fault)
-        if self._fault is not None:
+        if self._fault is not None and self._stream.reason is EndReason.FAILED:
             raise error_for_client(self._fault) from self._fault
         raise StopAsyncIteration
 
@@ -79,7 +92,9 @@ class Relay:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt at one replica. ``clock`` gives monotonic nanoseconds.
+    """One attempt at one replica, ``upstream``. ``clock`` gives monotonic nanoseconds.
+
+    ``asked`` is gone once the engine has it, and what was sent of the call once output is there.
 
     ``on_begun`` is told of the head of an answer, ``on_tokens`` of output that goes out,
     ``on_ended`` of the whole answer before its last bytes do, ``on_failed`` of what broke it, and
@@ -88,7 +103,7 @@ class Attempt:
 
     forward: Forward
     engine: StreamExecutor
-    asked: UpstreamRequest
+    asked: UpstreamRequest | None
     clock: Callable[[], int]
     on_begun: "Callable[[Attempt, Answer], None]"
     on_tokens: "Callable[[Attempt, int], None]"
@@ -96,6 +111,7 @@ class Attempt:
     on_failed: "Callable[[Attempt, UpstreamError], None]"
     on_text: "Callable[[Attempt, bytes], None] | None" = None
     dispatched_ns: int = 0
+    upstream: str = ""
     first_ns: int | None = None
     tokens: int = 0
     cut: bool = False
@@ -106,11 +122,17 @@ class Attempt:
     _answer: Answer | None = None
     _is_over: bool = False
     _held: list[bytes] = field(default_factory=list)
+    _held_bytes: int = 0
 
     @property
     def request_id(self) -> str:
         """Id of the call."""
         return self.forward.request.id
+
+    @property
+    def streamed(self) -> bool:
+        """Whether its answer comes in events."""
+        return self.forward.raw.streamed
 
     @property
     def content_type(self) -> str:
@@ -151,10 +173,10 @@ class Attempt:
                     self._is_over = True
                     self.on_ended(self, answer)
                     return self._passed(chunk.raw), True
-                if self.first_ns is not None or chunk.finishes:
+                if self.first_ns is not None:
                     goes_on = True
                     return self._passed(chunk.raw), False
-                self._held.append(chunk.raw)
+                self._hold(chunk.raw)
         except UpstreamError:
             if not self.left:
                 raise
@@ -165,11 +187,12 @@ class Attempt:
 
     async def _opened(self) -> Answer | None:
         """Ask. While that lasts, ``leave`` cancels the task, which is the reader's own."""
-        if self.left:
+        asked, self.asked = self.asked, None
+        if self.left or asked is None:
             return None
         self._opening = task = asyncio.current_task()
         try:
-            self._answer = await self.engine.open(self.asked)
+            self._answer = await self.engine.open(asked)
         except asyncio.CancelledError:
             if task is None or not self.left or task.uncancel():
                 raise  # the reader itself is cancelled
@@ -185,12 +208,19 @@ class Attempt:
             self.on_text(self, chunk.raw)
         if any(finish in _CUT_FINISHES for _, finish in chunk.finishes):
             self.cut = True
-        if not chunk.tokens or not self.asked.streamed:
+        if not chunk.tokens or not self.streamed:
             return
         self.tokens += chunk.tokens
         if self.first_ns is None:
             self.first_ns = self.clock()
+            self.forward.raw.sent.drop()
         self.on_tokens(self, chunk.tokens)
+
+    def _hold(self, raw: bytes) -> None:
+        self._held.append(raw)
+        self._held_bytes += len(raw)
+        if self._held_bytes > _HELD_BYTES_MAX:
+            raise Garbage(self.upstream, f"{_HELD_BYTES_MAX} bytes came without any output")
 
     def _passed(self, raw: bytes) -> bytes:
         if not self._held:

@@ -130,6 +130,7 @@ class RemoteReplica:
         self._faults = 0
         self._parted_ns = 0
         self._blocks = 0
+        self._has_gauges = False  # since it serves
         self.was_probed = False
 
     # ---------------------------------------------------------------------------------- lifetime
@@ -163,7 +164,9 @@ class RemoteReplica:
             self._faults = 0
             if self._started_ns is not None:
                 await self._became_ready(self._started_ns)
-            if self._serves and (probe.gauges or self._terms.dialect.metrics_path is None):
+            self._has_gauges = self._has_gauges or probe.gauges is not None
+            # An engine may have none, or not show them. Where it had some, their age is told.
+            if self._serves and (probe.gauges or not self._has_gauges):
                 report = _report(probe.gauges, len(self._attempts), self._blocks)
                 self._listener.received(self.replica_id, [Load(report)])
             return
@@ -196,6 +199,7 @@ class RemoteReplica:
             self._wording = Wording(terms.dialect, only, terms.priority)
         limits = limits_of(terms, facts)
         self._blocks = limits.blocks_total
+        self._has_gauges = False
         self._started_ns, self._serves = None, True
         self._listener.received(self.replica_id, [Ready(limits, self._clock() - started_ns)])
 
@@ -205,18 +209,18 @@ class RemoteReplica:
         """Give it a call, which its relay asks for then, or take one back."""
         match message:
             case Relay():
-                attempt = self._attempt(message.forward)
+                attempt = self._attempt(message.forward, message.attempt_id)
                 self._attempts[attempt.request_id] = attempt
                 message.take(attempt)
             case Cancel():
                 self._cancel(message.request_id)
 
-    def _attempt(self, forward: Forward) -> Attempt:
+    def _attempt(self, forward: Forward, attempt_id: str) -> Attempt:
         raw, request = forward.raw, forward.request
         asked = UpstreamRequest(
-            id=request.id,
+            id=attempt_id,
             path=raw.path,
-            body=body_for(forward, self._wording),
+            body=body_for(forward, self._wording, attempt_id),
             headers=raw.headers,
             streamed=raw.streamed,
             any_body=raw.path in NOT_GENERATING,
@@ -228,6 +232,7 @@ class RemoteReplica:
             forward, self._engine, asked, self._clock,
             self._on_begun, self._on_tokens, self._on_ended, self._on_failed,
             self._on_text if self._listener.records_text else None, now_ns,
+            self.replica_id,
         )  # fmt: skip
         if request.deadline_ns is not None:
             left_s = max(0, request.deadline_ns - now_ns) / 1e9
@@ -298,7 +303,9 @@ class RemoteReplica:
             attempt.leave()
             usage = Usage(attempt.forward.request.prompt_tokens, 0, attempt.tokens)
             phases = self._phases(attempt, None)
-            self._end(attempt, RequestEnded(request_id, reason, usage, phases, 0, error))
+            silent = attempt.streamed and attempt.first_ns is None
+            ended = RequestEnded(request_id, reason, usage, phases, 0, error, silent=silent)
+            self._end(attempt, ended)
 
     def _end(self, attempt: Attempt, ended: RequestEnded) -> None:
         self._forget(attempt)
@@ -313,11 +320,12 @@ class RemoteReplica:
         """Time in the gateway until the dispatch is told as admission, as replicas do.
 
         Where an answer was not streamed the engine's own word divides it, if it gives one.
+        It may be wrong: no part is longer than the whole.
         """
         request, now_ns = attempt.forward.request, self._clock()
         first_ns = attempt.first_ns
         if first_ns is None:
-            first_ns = attempt.dispatched_ns + round((prefill_s or 0.0) * 1e9)
+            first_ns = min(now_ns, attempt.dispatched_ns + round((prefill_s or 0.0) * 1e9))
         return PhaseTimes(
             admission_ns=attempt.dispatched_ns - request.arrived_ns,
             prefill_ns=first_ns - attempt.dispatched_ns,
@@ -353,4 +361,5 @@ def _report(gauges: Gauges | None, in_flight: int, blocks: int) -> Report:
         prefix_hit_tokens=round(counters.get("prefix_hits", 0)),
         prefill_tokens_per_s=0.0,
         step_ns=0,
+        gauged=found.waiting is not None,
     )

@@ -5,6 +5,8 @@ ratio that is learned from the usage that engines tell, and blocks of text stand
 of a prompt. Exact limits are the engine's to hold to: an estimate refuses nothing.
 """
 
+import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,8 +19,10 @@ from sluice.runtime.generation import Call, ModelCard, RawPrompt
 
 # Tokens that one block of text stands for, and its size at the usual ratio.
 BLOCK_TOKENS = 256
-_BYTES_PER_TOKEN = 4.0
-_BLOCK_BYTES = round(BLOCK_TOKENS * _BYTES_PER_TOKEN)
+_BYTES_PER_TOKEN = 4
+_BLOCK_BYTES = BLOCK_TOKENS * _BYTES_PER_TOKEN
+# No text has more bytes or more tokens for one of the other.
+_TOKENS_PER_BYTE_MIN, _TOKENS_PER_BYTE_MAX = 1 / 16, 1.0
 # Of longer prompts the rest does not matter for picking: whoever has this much has the longest part
 # that conversations share.
 _BLOCKS_MAX = 64
@@ -26,8 +30,20 @@ _BLOCKS_MAX = 64
 _OUTPUT_TOKENS_ASSUMED = 4096
 # Stands for a context that neither the engine nor the settings tell: longer than any in use.
 CONTEXT_TOKENS_UNKNOWN = 1_048_576
-# Weight of the past against one answer in the learned ratio.
-_KEPT_SHARE = 0.95
+# Of an engine that does not tell its context no prompt is taken to be longer.
+_PROMPT_TOKENS_MAX = 262_144
+# The ratio is a mean over so many answers, in which one to a long prompt counts no more than one to
+# a prompt of this size, and one to a short prompt less: much of that is the template's.
+_ANSWERS_LEARNED = 20.0
+_LEARNED_BYTES = 4000
+# Pictures, sound and files within a prompt: data URLs, and members that hold nothing but base64.
+_MEDIA_BEGIN = (b";base64,", b'"data":', b'"file_data":')
+_BASE64 = re.compile(rb"[A-Za-z0-9+/\\_-]{64}")
+# What one of them counts for, whatever its size: about a thousand tokens. Of more than so many the
+# rest counts as text.
+_MEDIA_BYTES, _MEDIA_MAX = 4096, 256
+# Looking through a larger body takes more than a millisecond.
+_INLINE_BYTES_MAX = 1024**2
 # Members that hold the text of a prompt, on whatever route.
 _TEXTS = ("messages", "prompt", "input", "instructions", "query", "documents", "text_1", "text_2")
 # Routes of engines alone. What they answer, and in which form, is between them and their clients.
@@ -43,8 +59,8 @@ class RemoteModel:
         self._card = card
         self.classes = classes
         self.limits: ReplicaLimits | None = None
-        self._bytes = _BYTES_PER_TOKEN
-        self._tokens = 1.0
+        self._tokens_per_byte = 1 / _BYTES_PER_TOKEN
+        self._answers = 1.0
 
     @property
     def card(self) -> ModelCard:
@@ -86,21 +102,31 @@ class RemoteModel:
             raise InvalidRequest(
                 "Several prompts in one request are not forwarded.", param="prompt"
             )
-        text_bytes, prefixes = _measured(raw)
+        if len(raw.body) > _INLINE_BYTES_MAX:
+            measured = await asyncio.to_thread(_measured, raw)
+        else:
+            measured = _measured(raw)
+        text_bytes, media_bytes, prefixes = measured
         room = self._context_tokens_max
-        estimate = min(max(1, round(text_bytes * self._tokens / self._bytes)), room - 1)
+        most = _PROMPT_TOKENS_MAX if room == CONTEXT_TOKENS_UNKNOWN else room - 1
+        tokens = round(text_bytes * self._tokens_per_byte + media_bytes / _BYTES_PER_TOKEN)
+        estimate = min(max(1, tokens), most)
         output_tokens_max = self._output_tokens_max(call, raw, room - estimate)
+        # No more of it can be cached than it has.
+        prefixes = prefixes[: estimate // BLOCK_TOKENS]
         request = self.classes.request(call, (), output_tokens_max, estimate, prefixes)
         if self.limits is not None and request.choices > self.limits.sequences_max:
             # An engine lets choices wait inside that do not run together.
             request = replace(request, choices=self.limits.sequences_max)
-        return Forward(request, raw, text_bytes)
+        return Forward(request, raw, 0 if media_bytes else text_bytes)
 
     def learn(self, text_bytes: int, prompt_tokens: int) -> None:
         """An engine told how many tokens a prompt had."""
         if text_bytes and prompt_tokens > 0:
-            self._bytes = _KEPT_SHARE * self._bytes + text_bytes
-            self._tokens = _KEPT_SHARE * self._tokens + prompt_tokens
+            told = min(max(_TOKENS_PER_BYTE_MIN, prompt_tokens / text_bytes), _TOKENS_PER_BYTE_MAX)
+            weight = min(1.0, text_bytes / _LEARNED_BYTES)
+            self._answers = min(_ANSWERS_LEARNED, self._answers + weight)
+            self._tokens_per_byte += (told - self._tokens_per_byte) * weight / self._answers
 
     @property
     def _context_tokens_max(self) -> int:
@@ -114,17 +140,44 @@ class RemoteModel:
         return min(_OUTPUT_TOKENS_ASSUMED if asked is None else asked, room)
 
 
-def _measured(raw: RawPrompt) -> tuple[int, tuple[int, ...]]:
-    """The size of a prompt's text in bytes, and numbers that stand for the blocks it begins with.
+def _measured(raw: RawPrompt) -> tuple[int, int, tuple[int, ...]]:
+    """The size of a prompt's text in bytes, what the media in it count for, and numbers that stand
+    for the blocks it begins with.
 
     A list of token ids counts about as many bytes for each as text does: nothing is parsed for it.
     """
     texts: list[Any] = [memoryview(raw.fields[name]) for name in _TEXTS if name in raw.fields]
     if not texts:
-        return 0, ()
-    text_bytes, first = sum(map(len, texts)), texts[0]
+        return 0, 0, ()
+    first = texts[0]
+    media = [_media(bytes(text)) for text in texts]
+    text_bytes = sum(map(len, texts)) - sum(size for size, _ in media)
     chain, hashes = hash(raw.path), []
     for end in range(_BLOCK_BYTES, min(len(first), _BLOCKS_MAX * _BLOCK_BYTES) + 1, _BLOCK_BYTES):
         chain = hash((chain, bytes(first[end - _BLOCK_BYTES : end])))
         hashes.append(chain)
-    return text_bytes, tuple(hashes)
+    return text_bytes, sum(counted for _, counted in media), tuple(hashes)
+
+
+def _media(text: bytes) -> tuple[int, int]:
+    """The size of the media in a member, and what they count for. Nothing of it is decoded."""
+    size = counted = 0
+    if len(text) <= _MEDIA_BYTES:
+        return 0, 0
+    for begin in _MEDIA_BEGIN:
+        at = text.find(begin)
+        for _ in range(_MEDIA_MAX):
+            start, is_value = at + len(begin), True
+            if begin.endswith(b":"):
+                start = text.find(b'"', start) + 1
+            else:  # the whole value has to be such a URL, and not a text with one in it
+                opened = text.rfind(b'"', 0, at)
+                is_value = text.startswith(b'"data:', opened) and text[opened - 1 : opened] != b"\\"
+            end = text.find(b'"', start)
+            if at < 0 or not start or end < 0:
+                break
+            if is_value and end - start > _MEDIA_BYTES and _BASE64.match(text, start):
+                size += end - start
+                counted += _MEDIA_BYTES
+            at = text.find(begin, end)
+    return size, counted

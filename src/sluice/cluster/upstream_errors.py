@@ -25,7 +25,7 @@ _NO_CREDIT_REST_NS = 60_000_000_000
 def outcome_of(error: UpstreamError) -> Outcome:
     """How the attempt went, as the fleet counts it."""
     match error:
-        case ClientError():
+        case ClientError() if not error.about_key:
             return Outcome.VOID
         case UpstreamOverloaded() | ConnectFailed(fault=ConnectFault.CROWDED):
             return Outcome.FULL

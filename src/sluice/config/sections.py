@@ -252,7 +252,7 @@ class ModelSection:
 
     sequences_max: Positive | None = None
     """Sequences that generate at the same time on one replica. More raise throughput, slow each one
-    down and need more memory for the KV pool. Unset: 32, and 256 of a simulated model."""
+    down and need more memory for the KV pool. Unset: 32, and 1024 of a simulated model."""
 
     threads: Positive | None = None
     """Processor threads of one replica. Unset: the engine's own choice for a single replica, an
@@ -275,7 +275,7 @@ class ModelSection:
 
     prefill_chunk_tokens_max: Positive | None = None
     """Most prompt tokens in one step. Larger chunks finish prompts sooner and make running
-    sequences wait longer for their next token. Unset: 256, and 2048 of a simulated model."""
+    sequences wait longer for their next token. Unset: 256, and 8192 of a simulated model."""
 
     step_s_max: Seconds = 0.08
     """Aim for the longest step. A cancelled request frees its memory between steps, so this bounds

@@ -7,12 +7,14 @@ where there is none the same one is asked again after a wait.
 
 from heapq import heappop, heappush
 from random import Random
+from typing import assert_never
 
 from sluice.core.accepted import Accepted
 from sluice.core.admission import NS_PER_S, Refusal
-from sluice.core.events import AttemptFailed, ReplicaLost, Retarget
+from sluice.core.events import AttemptFailed, Ended, ReplicaLost, Retarget
+from sluice.core.gate import AfterTrial, OpenNow, OpensAt
 from sluice.core.pools import Pool
-from sluice.core.request import Request, Rung
+from sluice.core.request import COMPLETE, Request, Rung, Usage
 
 # A request that was on board of this many lost replicas is not tried again: it may be the cause.
 LOSSES_MAX = 2
@@ -48,14 +50,36 @@ def tried_again(
 
 
 def _wait_ns(pool: Pool, accepted: Accepted, now_ns: int) -> int | None:
-    """Time until a replica may be asked: 0 for one that was not tried, ``None`` for none at all."""
+    """Time until a replica may be asked, ``None`` where there is none.
+
+    0 is for one that was not tried and has a place now: where others are full, the one that failed
+    it would get it again at once.
+    """
     waits_ns = []
     for replica in pool.ready():
-        shut_ns = replica.shut_ns(now_ns)
-        if shut_ns == 0 and replica.id not in accepted.tried:
-            return 0
-        waits_ns.append(max(1, shut_ns))
+        match replica.opening(now_ns):
+            case OpenNow():
+                if replica.id not in accepted.tried and replica.candidate(accepted, now_ns):
+                    return 0
+                waits_ns.append(1)
+            case AfterTrial():
+                waits_ns.append(1)
+            case OpensAt(at_ns):
+                waits_ns.append(at_ns - now_ns)
+            case never:
+                assert_never(never)
     return min(waits_ns, default=None)
+
+
+def ended(pool: Pool, accepted: Accepted, event: Ended, now_ns: int) -> Usage:
+    """A replica ended a request; what that is charged. One that hung there is charged nothing."""
+    if event.reason in COMPLETE:
+        pool.completed(accepted, event, now_ns)
+    elif event.silent and accepted.replica_id is not None:
+        predicted_ns = pool.service.prefill_ns(accepted.prefill_tokens, None)
+        if pool.replica(accepted.replica_id).hung(accepted, predicted_ns, now_ns):
+            return Usage(0, 0, 0)
+    return event.usage
 
 
 def not_rescued(pool: Pool, accepted: Accepted, lost: ReplicaLost, now_ns: int) -> str | None:
@@ -99,6 +123,8 @@ def fallback(
     """
     if refusal.reason not in _NOTHING_SERVES or Rung.FALLBACK in request.degraded:
         return None
+    if begun and pool.limits.remote is None:
+        return None
     for other in pool.fallback if request.may_fall_back else ():
         remote = other.limits.remote is not None
         if (remote or not begun) and other.ready() and shut(other, now_ns) is None:
@@ -107,20 +133,31 @@ def fallback(
     return None
 
 
+def stand_in(pool: Pool, accepted: Accepted, now_ns: int) -> Retarget | None:
+    """The other model that may answer what was accepted and cannot be served by its own."""
+    if accepted.tokens:
+        return None
+    failed = Refusal(503, "not_ready", 0, 1)
+    return fallback(pool, accepted.request, failed, now_ns, begun=accepted.attempts > 0)
+
+
 def shut(pool: Pool, now_ns: int) -> Refusal | None:
     """Why nothing is accepted: every replica that serves is known to take nothing for a while.
 
     Breakers that are open are told as such; a rest that the engines asked for only where it
     outlasts the longest wait.
     """
+    openings = []
     for replica in pool.replicas:
-        if replica.is_serving and not replica.shut_ns(now_ns):
-            return None
-    ready = pool.ready()
-    if not ready or any(not replica.shut_ns(now_ns) for replica in ready):
+        if replica.is_serving:
+            opening = replica.opening(now_ns)
+            if not isinstance(opening, OpensAt):
+                return None
+            openings.append(opening)
+    if not openings:
         return None
-    least_ns = min(replica.shut_ns(now_ns) for replica in ready)
-    if all(replica.is_broken(now_ns) for replica in ready):
+    least_ns = min(openings).at_ns - now_ns
+    if all(opening.broken for opening in openings):
         return Refusal(503, "not_ready", 0, 1, least_ns)
     most_ns = pool.limits.queue_wait_ns_max
     if least_ns <= most_ns:

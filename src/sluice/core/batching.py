@@ -197,9 +197,14 @@ class Batching:
         self._remember(filling)
 
     def _walk(self, wanting: list[Sequence], filling: "_Filling", now_ns: int) -> None:
-        """Give those that want prefill their chunks, one after another, until the step is full."""
+        """Give those that want prefill their chunks, one after another, until the step is full.
+
+        Where somebody on time rests, nobody late gets what that leaves, but for their share.
+        """
+        rests = any(sequence.rested for sequence in wanting)
         for sequence in wanting:
-            if sequence.rested and filling.batch.chunks:
+            waits = sequence.rested or (rests and sequence.late and sequence is not filling.turn)
+            if waits and filling.batch.chunks:
                 continue
             if sequence.state is SequenceState.PREFILL:
                 filling.add(sequence, self._chunk_tokens(sequence, filling))

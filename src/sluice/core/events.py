@@ -141,7 +141,8 @@ class Report:
     ``step_ns`` is the running mean of its steps' durations, in which one stalled step counts
     little.
     ``seats`` is how many sequences like the present ones it can run at a time within their targets,
-    ``None`` where it does not know.
+    ``None`` where it does not know. Without ``gauged`` the counts of a remote replica are the
+    gateway's own, which say nothing of what waits inside.
     """
 
     waiting: int
@@ -156,6 +157,7 @@ class Report:
     step_ns: int
     blocked: int = 0
     seats: int | None = None
+    gauged: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +195,16 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A replica ended a request."""
+    """A replica ended a request.
+
+    ``silent`` says that nothing came of the stream that a remote one was asked for.
+    """
 
     request_id: str
     reason: EndReason
     usage: Usage
     phases: PhaseTimes
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

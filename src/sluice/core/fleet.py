@@ -16,7 +16,7 @@ from typing import assert_never
 
 from sluice.core.accepted import Accepted
 from sluice.core.admission import NS_PER_S, Refusal, never_runs, reject
-from sluice.core.attempts import fallback, not_rescued, rested, shut, tried_again
+from sluice.core.attempts import ended, fallback, not_rescued, rested, shut, stand_in, tried_again
 from sluice.core.door import Door, answer, give_up, place_next, refusal_before
 from sluice.core.events import (
     Abort,
@@ -51,7 +51,7 @@ from sluice.core.limits import PoolLimits, TenantLimits
 from sluice.core.membership import let_leave, set_limits
 from sluice.core.news import hear
 from sluice.core.pools import Pool, PoolView
-from sluice.core.request import COMPLETE, EndReason, Request, Rung, Usage
+from sluice.core.request import EndReason, Request, Rung, Usage
 from sluice.core.tenants import Allowance, TenantLedger
 
 # What leaves the replicas' states as they are.
@@ -161,9 +161,8 @@ class Fleet:
         limits = pool.widest()
         if limits is not None and (never := never_runs(request, limits)) is not None:
             return never
-        refusal = self._closed(pool, now_ns)
-        if refusal is not None:
-            return refusal
+        if (closed := self._closed(pool, now_ns)) is not None:
+            return closed
         if request.deadline_ns is not None and request.deadline_ns <= now_ns:
             return Refusal(429, "deadline_past", (now_ns - request.deadline_ns) / NS_PER_S, 0.0)
         return self._ledger.refusal(request, now_ns)
@@ -216,11 +215,9 @@ class Fleet:
 
     def _ended(self, event: Ended, now_ns: int) -> None:
         accepted = self._accepted.get(event.request_id)
-        if accepted is None:
-            return
-        if event.reason in COMPLETE:
-            self._pools[accepted.model].completed(accepted, event, now_ns)
-        self._release(accepted, now_ns, event.usage)
+        if accepted is not None:
+            usage = ended(self._pools[accepted.model], accepted, event, now_ns)
+            self._release(accepted, now_ns, usage)
 
     def _attempt_failed(self, event: AttemptFailed, now_ns: int) -> list[FleetEffect]:
         accepted = self._accepted.get(event.request_id)
@@ -229,11 +226,15 @@ class Fleet:
         pool = self._pools[accepted.model]
         if tried_again(pool, accepted, event, self._chance, now_ns):
             return []
-        failed = Refusal(503, "not_ready", 0, 1)
-        instead = fallback(pool, accepted.request, failed, now_ns, begun=True)
-        if instead is None or accepted.tokens:
-            return self._end(accepted, EndReason.FAILED, event.error, now_ns)
-        self._ledger.release(event.request_id, now_ns)
+        instead = self._fall_back(accepted, now_ns)
+        return instead or self._end(accepted, EndReason.FAILED, event.error, now_ns)
+
+    def _fall_back(self, accepted: Accepted, now_ns: int) -> list[FleetEffect]:
+        """Let another model answer what was accepted and cannot be served; empty if none may."""
+        instead = stand_in(self._pools[accepted.model], accepted, now_ns)
+        if instead is None or self._drain_by_ns is not None:
+            return []
+        self._ledger.release(accepted.request.id, now_ns)
         self._release(accepted, now_ns)
         return [instead]
 
@@ -314,10 +315,10 @@ class Fleet:
         """End what waits for a pool of which nothing will serve soon."""
         if pool.may_serve_soon():
             return []
-        refusal = pool.not_ready(now_ns)
         effects: list[FleetEffect] = []
         for accepted in list(pool.queue):
-            effects += self._turn_away(accepted, refusal, now_ns)
+            instead = self._fall_back(accepted, now_ns)
+            effects += instead or self._turn_away(accepted, pool.not_ready(now_ns), now_ns)
         return effects
 
     def _reconfigured(self, event: Reconfigured, now_ns: int) -> list[FleetEffect]:
@@ -349,7 +350,8 @@ class Fleet:
         for pool in self._pools.values():
             for accepted in rested(pool, now_ns):
                 why = "no replica is left that could try it again"
-                effects += self._end(accepted, EndReason.FAILED, why, now_ns)
+                instead = self._fall_back(accepted, now_ns)
+                effects += instead or self._end(accepted, EndReason.FAILED, why, now_ns)
             for accepted in pool.queue.overdue(now_ns):
                 effects += self._turn_away(accepted, pool.overdue(accepted, now_ns), now_ns)
         return effects + self._start_due(now_ns)

@@ -14,7 +14,7 @@ from sluice.core.admission import NS_PER_S, tokens_max
 from sluice.core.breaker import BreakerState
 from sluice.core.events import Outcome, ReplicaLimits, Report
 from sluice.core.feasibility import Pace, Release, Track
-from sluice.core.gate import RemoteGate
+from sluice.core.gate import Opening, OpenNow, OpensAt, RemoteGate
 from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState, moved
 from sluice.core.limits import RemoteLimits
 from sluice.core.quota import QuotaLeft
@@ -31,8 +31,13 @@ REPORT_NS_MAX = 5 * NS_PER_S
 STALE_DISPATCHES_MAX = 4
 # A replica that ran all it was given for so long is given one more than it is known to run.
 PROBE_NS = NS_PER_S
+# A stream whose first token takes so many times what is usual hangs.
+HUNG = 10
 # Predicted endings hold for so long while nobody boards or leaves.
 RELEASES_KNOWN_NS = NS_PER_S // 10
+# Blocks of prompts that are remembered of a remote replica, of whose pool the size is not known:
+# four million tokens of text.
+REMOTE_PREFIXES_MAX = 16_384
 # Spreads the numbers of requests evenly over the quantiles of their lengths (golden ratio).
 SPREAD = 2_654_435_769
 
@@ -153,12 +158,13 @@ class FleetReplica:
             if self.gate is None:
                 self.gate = RemoteGate(limits.sequences_max, self.remote.breaker)
             self.gate.serve(limits.sequences_max)
-            self.seats = self.gate.places(now_ns)
+            self.seats = self.gate.seats(self.places, now_ns)
         self.error = ""
         self.report = None
         self.reported_ns = now_ns
         self.dispatched_since_report = 0
-        self.prefixes = PrefixMemory(limits.blocks_total)
+        known_max = limits.blocks_total if self.remote is None else REMOTE_PREFIXES_MAX
+        self.prefixes = PrefixMemory(min(limits.blocks_total, known_max))
 
     def lose(self, error: str, restarts: RestartLimits | None, now_ns: int) -> None:
         """It is gone; its next start is planned, or none where ``restarts`` is ``None``."""
@@ -236,14 +242,11 @@ class FleetReplica:
         if self.gate is not None:
             self.gate.began(request.id, request.tokens_asked, now_ns)
 
-    def shut_ns(self, now_ns: int) -> int:
-        """Time for which it gets nothing, whatever its load is."""
-        wait_ns = None if self.gate is None else self.gate.wait_ns(1, now_ns)
-        return wait_ns or 0
-
-    def is_broken(self, now_ns: int) -> bool:
-        """Whether its breaker is open."""
-        return self.gate is not None and self.gate.breaker.state(now_ns) is BreakerState.OPEN
+    def opening(self, now_ns: int) -> Opening:
+        """Whether it takes anything, whatever its load is."""
+        if self.gate is None:
+            return OpenNow(self.seats)
+        return self.gate.opening(1, self.places + 1, now_ns)
 
     def told(self, left: QuotaLeft, request_id: str, now_ns: int) -> None:
         """An answer said what its vendor still allows."""
@@ -262,6 +265,14 @@ class FleetReplica:
         if self.gate is not None:
             self.gate.window.whole(self.places, now_ns)
             self.settle(accepted, Outcome.GOOD, now_ns)
+
+    def hung(self, accepted: Accepted, predicted_ns: int, now_ns: int) -> bool:
+        """Whether a request on board hangs that has got nothing; that is a fault."""
+        taken_ns = now_ns - accepted.dispatched_ns
+        if self.gate is None or taken_ns < HUNG * self.gate.window.usual_ns(predicted_ns):
+            return False
+        self.settle(accepted, Outcome.FAULT, now_ns)
+        return True
 
     def settle(
         self, accepted: Accepted, outcome: Outcome, now_ns: int, rest_ns: int | None = None
@@ -305,7 +316,7 @@ class FleetReplica:
         self.blocks_unreserved = report.blocks_total - report.blocks_free - self.blocks_reserved
         self.dispatched_since_report = 0
         if self.gate is not None:
-            if self.remote is not None and self.remote.has_gauges:
+            if report.gauged:
                 self.gate.window.gauged(report.waiting, self.places, now_ns)
         elif report.seats is not None:
             self.seats = min(report.seats, report.running) if report.blocked else report.seats
@@ -354,10 +365,13 @@ class FleetReplica:
 
     def _lets_pass(self, gate: RemoteGate, request: Request, now_ns: int) -> bool:
         """Whether its gate is open for the request, and for how many."""
-        self.seats = gate.places(now_ns)
-        wait_ns = gate.wait_ns(request.tokens_asked, now_ns)
-        self.opens_ns = now_ns + wait_ns if wait_ns else None
-        return wait_ns == 0
+        opening = gate.opening(request.tokens_asked, self.places + request.choices, now_ns)
+        self.opens_ns = opening.at_ns if isinstance(opening, OpensAt) else None
+        if isinstance(opening, OpenNow):
+            self.seats = opening.places
+            return True
+        self.seats = gate.seats(self.places, now_ns)
+        return False
 
     def blocks_free(self, now_ns: int) -> int:
         """KV blocks that are not in use or promised. Own counts; a fresh report corrects them."""
@@ -438,6 +452,6 @@ class FleetReplica:
             report=self.report,
             report_age_ns=None if self.report is None else now_ns - self.reported_ns,
             draining=self.draining,
-            seats=self.seats if self.gate is None else self.gate.places(now_ns),
+            seats=self.seats if self.gate is None else self.gate.seats(self.places, now_ns),
             breaker=None if self.gate is None else self.gate.breaker.state(now_ns),
         )

@@ -5,7 +5,7 @@ attempt went. A replica that refuses rests: as long as it asks for, or for a tim
 each refusal in a row.
 """
 
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from sluice.core.admission import NS_PER_S
 from sluice.core.breaker import Breaker, BreakerState
@@ -16,6 +16,26 @@ from sluice.core.window import Window
 
 # How long a replica rests that refused and did not say for how long.
 REST_NS_MIN, REST_NS_MAX = NS_PER_S // 10, 5 * NS_PER_S
+
+
+class OpenNow(NamedTuple):
+    """It may be given the request, if no more than so many places are taken with it."""
+
+    places: int
+
+
+class OpensAt(NamedTuple):
+    """It gets nothing like the request until then; ``broken`` says that its breaker is open."""
+
+    at_ns: int
+    broken: bool
+
+
+class AfterTrial(NamedTuple):
+    """It gets nothing until the request is over that is on trial there."""
+
+
+Opening = OpenNow | OpensAt | AfterTrial
 
 
 class RemoteGate:
@@ -30,19 +50,32 @@ class RemoteGate:
     def serve(self, places_max: int) -> None:
         """It serves, perhaps again, so many at most; what was learnt of its load may be wrong."""
         self.window = Window(places_max)
+        self.quota.end_rest()
+        self._refusals = 0
 
-    def wait_ns(self, tokens: int, now_ns: int) -> int | None:
-        """Time until it may be given a request of so many tokens, if it has a place for it.
+    def opening(self, tokens: int, places: int, now_ns: int) -> Opening:
+        """Whether it may be given a request of so many tokens, with which ``places`` are taken.
 
-        0 is at once, ``None`` when another request ends.
+        A trial goes whatever else is there.
         """
-        closed_ns = self.breaker.wait_ns(now_ns)
-        return None if closed_ns is None else max(closed_ns, self.quota.wait_ns(tokens, now_ns))
-
-    def places(self, now_ns: int) -> int:
-        """Requests that may be there at a time."""
+        broken_ns = self.breaker.wait_ns(now_ns)
+        if broken_ns is None:
+            return AfterTrial()
+        wait_ns = max(broken_ns, self.quota.wait_ns(tokens, now_ns))
+        if wait_ns:
+            return OpensAt(now_ns + wait_ns, broken=broken_ns > 0)
         closed = self.breaker.state(now_ns) is BreakerState.CLOSED
-        return self.window.places(now_ns) if closed else 1
+        return OpenNow(self.window.places(now_ns) if closed else places)
+
+    def seats(self, held: int, now_ns: int) -> int:
+        """Requests that may be there at a time, where ``held`` are; 1 at least."""
+        match self.breaker.state(now_ns):
+            case BreakerState.CLOSED:
+                return self.window.places(now_ns)
+            case BreakerState.HALF_OPEN if self.breaker.wait_ns(now_ns) == 0:
+                return held + 1
+            case _:
+                return max(1, held)
 
     def began(self, request_id: str, tokens: int, now_ns: int) -> None:
         """A request of so many tokens at most is sent."""

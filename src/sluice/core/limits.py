@@ -43,9 +43,8 @@ class RetryLimits:
 
 @dataclass(frozen=True, slots=True)
 class RemoteLimits:
-    """How a model's remote replicas are treated; ``has_gauges`` says whether they report load."""
+    """How a model's remote replicas are treated."""
 
-    has_gauges: bool = True
     retries: RetryLimits = RetryLimits()
     breaker: BreakerLimits = BreakerLimits()
 

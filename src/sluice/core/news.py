@@ -19,7 +19,8 @@ def hear(pool: Pool, replica: FleetReplica, news: News, now_ns: int) -> None:
         case ReplicaReady():
             if replica.state is not ReplicaState.STOPPED:
                 replica.serve(news.limits, now_ns)
-                pool.load_ns = now_ns - replica.started_ns
+                if replica.remote is None:  # of others that time is how long they were away
+                    pool.load_ns = now_ns - replica.started_ns
         case ReplicaReported():
             if replica.state is ReplicaState.READY:
                 replica.reported(news.report, now_ns)

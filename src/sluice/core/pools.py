@@ -125,7 +125,9 @@ class Pool:
         return [replica for replica in self.replicas if replica.is_serving]
 
     def may_serve_soon(self) -> bool:
-        """Whether a replica serves or is about to."""
+        """Whether a replica serves or is about to; when one elsewhere comes back nobody knows."""
+        if self.limits.remote is not None:
+            return any(replica.state is ReplicaState.READY for replica in self.replicas)
         hopeless = (ReplicaState.CRASH_LOOP, ReplicaState.FAILED, ReplicaState.STOPPED)
         return any(replica.state not in hopeless for replica in self.replicas)
 

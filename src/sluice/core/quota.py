@@ -110,6 +110,10 @@ class VendorQuota:
         """The vendor asks to wait so long."""
         self._rests_until_ns = max(self._rests_until_ns, now_ns + wait_ns)
 
+    def end_rest(self) -> None:
+        """What the vendor asked for holds no more."""
+        self._rests_until_ns = 0
+
     def wait_ns(self, tokens: int, now_ns: int) -> int:
         """Time until a request of so many tokens may be sent; 0 for at once."""
         waits_ns = [0, self._rests_until_ns - now_ns]

@@ -68,6 +68,11 @@ class Window:
             self._advance()
         self._late_usual += SLOW * (late - self._late_usual)
 
+    def usual_ns(self, predicted_ns: int) -> float:
+        """Time to a first token as it has been, where that is predicted; 0 for not known."""
+        late = max(self._late_now, self._late_usual)
+        return late * max(PREDICTED_NS_MIN, predicted_ns or NS_PER_S)
+
     def whole(self, places: int, now_ns: int) -> None:
         """A request got all of its answer at once: when its first token came nobody knows."""
         if self._keeps_up(now_ns) and self._in_use(places, now_ns):

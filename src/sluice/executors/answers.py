@@ -32,6 +32,8 @@ _ABSENT = frozenset({b"", b"null"})
 _NO_RAW = msgspec.Raw()  # the one that stands for a field that is not there
 # Engines' words for an output that was cut; a client must not take it for a whole one.
 _BROKEN_FINISHES = frozenset({"abort", "error"})
+# No request takes longer; what is told beyond it is no time.
+_SECONDS_MAX = 86_400
 # What English text takes per token with the usual vocabularies, for upstreams that do not count.
 _CHARACTERS_PER_TOKEN = 4
 
@@ -114,7 +116,6 @@ class StreamReader:
         self._cutter = EventCutter(event_bytes_max)
         self._event_bytes_max = event_bytes_max
         self._open_choices: dict[int, bool] = {}
-        self._usage_seen: tuple[bytes, bytes] | None = None  # event and payload
         self._raw: list[bytes] = []
         self._chunk_tokens = 0
         self._chunk_finishes: list[tuple[int, str]] = []
@@ -159,7 +160,7 @@ class StreamReader:
         self.ended = True
         if not self._open_choices or any(self._open_choices.values()):
             return [*out, self._lost("the stream ended before its finish")]
-        return [*out, *self._usage_event(), Chunk(b"", last=True)]
+        return [*out, Chunk(b"", last=True)]
 
     def _plain(self, event: bytes, payload: bytes) -> Chunk | None:
         """The chunk of an event with text for a choice that is under way and nothing else.
@@ -215,7 +216,7 @@ class StreamReader:
         self._note_choices(seen.choices or ())
         if kind.startswith("response."):
             return self._take_response(seen, kind, event)
-        if shown := self._shown(event, payload, seen):
+        if shown := self._shown(event, seen):
             self._raw.append(shown)
         return ()
 
@@ -260,34 +261,23 @@ class StreamReader:
         self.tokens += tokens
         self._chunk_tokens += tokens
 
-    def _shown(self, event: bytes, payload: bytes, seen: _Event) -> bytes:
+    def _shown(self, event: bytes, seen: _Event) -> bytes:
         """The event as the client gets it; empty if not at all."""
         usage = bytes(seen.usage)
         if self._usage_events is UsageEvents.AS_SENT or usage in _ABSENT:
             return event
-        self._usage_seen = event, payload
         if not seen.choices:
             return b""
         # As JSON text the object cannot occur within a string, where its quotes would be escaped.
         before, _, after = event.rpartition(usage)
         return before + b"null" + after
 
-    def _usage_event(self) -> list[Chunk]:
-        """What the client gets of usage: the upstream's own event, or one made of its last."""
-        if self._usage_events is not UsageEvents.ONE or self._usage_seen is None:
-            return []
-        event, payload = self._usage_seen
-        fields = msgspec.json.decode(payload)
-        if fields.get("choices"):
-            event = b"data: " + msgspec.json.encode({**fields, "choices": []}) + b"\n\n"
-        return [Chunk(event, usage=self.usage)]
-
     def _done(self, event: bytes) -> Sequence[Chunk | UpstreamError]:
         self.ended = True
         unfinished = [index for index, is_open in self._open_choices.items() if is_open]
         if unfinished:
             return (self._lost(f"choice {unfinished[0]} has no finish reason"),)
-        return (*self._usage_event(), Chunk(event, last=True))
+        return (Chunk(event, last=True),)
 
     def _flush(self) -> list[Chunk | UpstreamError]:
         if not (self._raw or self._chunk_tokens or self._chunk_finishes or self._chunk_usage):
@@ -404,9 +394,11 @@ def _characters(choice: _Choice) -> int:
 
 
 def _seconds(milliseconds: object) -> float | None:
+    """A time; ``None`` for what cannot be one."""
     if not isinstance(milliseconds, int | float | str):
         return None
     try:
-        return float(milliseconds) / 1000
-    except ValueError:
+        seconds = float(milliseconds) / 1000
+    except (ValueError, OverflowError):
         return None
+    return seconds if 0 <= seconds <= _SECONDS_MAX else None

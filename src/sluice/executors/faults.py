@@ -21,6 +21,8 @@ from sluice.executors.stream import (
     UpstreamOverloaded,
 )
 
+# An upstream that asks for more is asked again after so long all the same: it may be wrong.
+RETRY_AFTER_S_MAX = 300.0
 _RETRY_HEADERS = (("retry-after-ms", 0.001), ("retry-after", 1.0))
 # 4xx that are the engine's troubles with a request that is right: it waited too long for the body,
 # or (TGI) the generation failed.
@@ -80,7 +82,8 @@ def fault_of_error(source: Source, payload: bytes, error: bytes, tokens: int) ->
 def retry_after_s(reply: Reply) -> float | None:
     """Seconds that the upstream asks to wait; ``None`` where it does not say so in a known form.
 
-    A date is taken against the answer's own, so that the clocks need not agree.
+    A date is taken against the answer's own, so that the clocks need not agree. No more than
+    ``RETRY_AFTER_S_MAX``.
     """
     for name, unit_s in _RETRY_HEADERS:
         value = reply.header(name)
@@ -91,7 +94,7 @@ def retry_after_s(reply: Reply) -> float | None:
         except ValueError:
             seconds = _seconds_between(reply.header("date") or "", value)
         if math.isfinite(seconds):
-            return max(0.0, seconds)
+            return min(max(0.0, seconds), RETRY_AFTER_S_MAX)
     return None
 
 

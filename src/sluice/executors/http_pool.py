@@ -8,6 +8,8 @@ they came: each is given its connection, or the right to open one, and nobody ca
 """
 
 import asyncio
+import logging
+import os
 import re
 import socket
 import ssl
@@ -16,6 +18,8 @@ from dataclasses import dataclass
 
 from sluice.executors.http_connection import Connection
 from sluice.executors.stream import ConnectFailed, ConnectFault
+
+_log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_TIMEOUT = re.compile(r"timeout=(\d+)")
 _KEEP_ALIVE_MAX = re.compile(r"max=(\d+)")
@@ -37,7 +41,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolLimits:
+class ConnectionLimits:
     """Bounds on connections; ``idle_s_max`` applies where the peer names no shorter time."""
 
     connections_max: int = 1024
@@ -53,10 +57,10 @@ class _Caller:
     fresh: bool
 
 
-class Pool:
+class ConnectionPool:
     """The connections to one address. ``name`` is how errors call it."""
 
-    def __init__(self, name: str, address: Address, limits: PoolLimits) -> None:
+    def __init__(self, name: str, address: Address, limits: ConnectionLimits) -> None:
         self._name, self._address, self._limits = name, address, limits
         self._opening = 0  # promised to callers or under way
         self._open = set[Connection]()  # until the loop says that they are lost
@@ -64,6 +68,7 @@ class Pool:
         self._in_use = set[Connection]()
         self._callers: deque[_Caller] = deque()
         self._all_gone = asyncio.Event()
+        self._is_down = False  # since the last attempt to connect
 
     @property
     def open_connections(self) -> int:
@@ -98,17 +103,20 @@ class Pool:
         except TimeoutError as error:
             raise self._failed(ConnectFault.LATE, f"not within {connect_s:g} s") from error
         except ssl.SSLError as error:
-            raise self._failed(ConnectFault.CERTIFICATE, error.reason or str(error)) from error
+            raise self._failed(ConnectFault.CERTIFICATE, error.reason) from error
         except socket.gaierror as error:
-            raise self._failed(ConnectFault.NAME, error.strerror or str(error)) from error
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+            raise self._failed(ConnectFault.NAME) from error
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else ""
             raise self._failed(ConnectFault.REFUSED, reason) from error
+        except ValueError as error:
+            raise self._failed(ConnectFault.NAME) from error
         else:
             if not connection.usable:
                 raise self._failed(ConnectFault.REFUSED, "closed at once")
             self._open.add(connection)
             self._in_use.add(connection)
+            self._is_down = False
             return connection
         finally:
             self._give_up_opening()
@@ -237,7 +245,11 @@ class Pool:
             self._callers.popleft()
         return self._callers[0] if self._callers else None
 
-    def _failed(self, fault: ConnectFault, message: str) -> ConnectFailed:
-        return ConnectFailed(
-            self._name, fault, f"cannot connect to {self._address}: {fault}, {message}"
-        )
+    def _failed(self, fault: ConnectFault, message: str | None = None) -> ConnectFailed:
+        """What callers are told, and through them clients: no address, which is the operator's to
+        know and is logged once, and no words of the system, which may hold it."""
+        reason = ", ".join(filter(None, (str(fault), message)))
+        if fault is not ConnectFault.CROWDED and not self._is_down:
+            self._is_down = True
+            _log.warning("%s at %s cannot be connected to: %s", self._name, self._address, reason)
+        return ConnectFailed(self._name, fault, f"cannot connect: {reason}")

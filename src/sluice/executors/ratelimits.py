@@ -27,6 +27,10 @@ _FAMILIES = (
     ),
 )
 _MARK = "ratelimit-"
+# A limit is full again after so long at most: what is told beyond it is taken for a mistake.
+_FULL_NS_MAX = 86_400 * 10**9
+# Counts with more digits are none.
+_DIGITS_MAX = 18
 
 
 def quota_left(headers: Headers) -> QuotaLeft | None:
@@ -41,25 +45,26 @@ def quota_left(headers: Headers) -> QuotaLeft | None:
 def _left(headers: Mapping[str, str], resource: str) -> Left | None:
     for names in _FAMILIES:
         limit, remaining, reset = (headers.get(name.format(resource), "") for name in names)
-        if not (limit.isdecimal() and limit.isascii() and _is_count(remaining)):
+        if limit.startswith("-") or not (_is_count(limit) and _is_count(remaining)):
             continue
         full_ns = _time_ns(reset, headers.get("date", ""))
         if full_ns is not None:
-            return Left(int(limit), max(0, int(remaining)), full_ns)
+            return Left(int(limit), max(0, int(remaining)), min(full_ns, _FULL_NS_MAX))
     return None
 
 
 def _is_count(text: str) -> bool:
     """Whether it is a whole number; some vendors let what remains fall below zero."""
-    return text.removeprefix("-").isdecimal() and text.isascii()
+    digits = text.removeprefix("-")
+    return len(digits) <= _DIGITS_MAX and digits.isdecimal() and digits.isascii()
 
 
 def _time_ns(text: str, date: str) -> int | None:
     """A time in either family's form, ``None`` if it is neither."""
-    if _TIME.fullmatch(text):
-        parts = _PART.findall(text)
-        return sum(int(float(number) * _UNITS_NS[unit]) for number, unit in parts)
     try:
+        if _TIME.fullmatch(text):
+            parts = _PART.findall(text)
+            return sum(int(float(number) * _UNITS_NS[unit]) for number, unit in parts)
         if text.replace(".", "", 1).isdecimal():
             return int(float(text) * 10**9)  # bare seconds, as vendors alike to OpenAI send them
         between = datetime.fromisoformat(text) - parsedate_to_datetime(date)

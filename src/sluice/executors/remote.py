@@ -17,7 +17,7 @@ from sluice.executors.dialects import Dialect
 from sluice.executors.facts import read_facts
 from sluice.executors.faults import Source, fault_of_reply
 from sluice.executors.http_connection import Connection
-from sluice.executors.http_pool import Address, Pool, PoolLimits
+from sluice.executors.http_pool import Address, ConnectionLimits, ConnectionPool
 from sluice.executors.remote_answer import AnswerLimits, Leaving, RemoteAnswer, read_reply
 from sluice.executors.scrape import read_gauges
 from sluice.executors.stream import (
@@ -64,7 +64,7 @@ class Upstream:
     dialect: Dialect
     path: str = ""
     key: str = field(default="", repr=False)
-    pool: PoolLimits = field(default_factory=PoolLimits)
+    pool: ConnectionLimits = field(default_factory=ConnectionLimits)
     answers: AnswerLimits = field(default_factory=AnswerLimits)
 
 
@@ -75,10 +75,10 @@ class RemoteEngine:
         self._upstream = upstream
         self._source = Source(upstream.name, upstream.dialect)
         self._host = f"host: {upstream.address}"
-        self._pool = Pool(upstream.name, upstream.address, upstream.pool)
+        self._pool = ConnectionPool(upstream.name, upstream.address, upstream.pool)
         # None is kept: a probe must not fail because a kept connection was closed in between.
-        side_limits = PoolLimits(_SIDE_CONNECTIONS_MAX, idle_max=0)
-        self._side_pool = Pool(upstream.name, upstream.address, side_limits)
+        side_limits = ConnectionLimits(_SIDE_CONNECTIONS_MAX, idle_max=0)
+        self._side_pool = ConnectionPool(upstream.name, upstream.address, side_limits)
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers = set[RemoteAnswer]()
         route = upstream.dialect.abort

@@ -64,7 +64,10 @@ class RemoteAnswer:
         limits: AnswerLimits,
         on_end: Callable[["RemoteAnswer", Connection, Leaving], None],
     ) -> None:
-        self._source, self._connection, self._request = source, connection, request
+        self._source, self._connection = source, connection
+        # Not the request itself: its body is not needed any more.
+        self._id, self._streamed, self._any_body = request.id, request.streamed, request.any_body
+        self._deadlines = request.deadlines
         self._limits, self._on_end = limits, on_end
         self._reader = StreamReader(source, request.usage_events, limits.event_bytes_max)
         self._ready: deque[Chunk | UpstreamError] = deque()
@@ -109,7 +112,7 @@ class RemoteAnswer:
                 self.close()
                 raise StopAsyncIteration
             try:
-                await (self._read_events() if self._request.streamed else self._read_whole())
+                await (self._read_events() if self._streamed else self._read_whole())
             except (NotHttp, Disconnected) as error:
                 self._ready.append(self._fault_of(error))
             except UpstreamError as error:
@@ -143,7 +146,7 @@ class RemoteAnswer:
         gone = isinstance(self._connection.fault, Disconnected)
         if not whole:
             self._connection.break_off(Disconnected("left by the caller"))
-        abort_id = "" if whole or gone else self._request.id
+        abort_id = "" if whole or gone else self._id
         self._on_end(self, self._connection, Leaving(whole, abort_id))
 
     async def __aenter__(self) -> Self:
@@ -158,9 +161,9 @@ class RemoteAnswer:
         kind = (head.header("content-type") or "").partition(";")[0].strip().lower()
         if encoding.lower() != "identity":
             raise self._garbage(f"content-encoding {encoding}, which was not asked for")
-        if self._request.any_body:
+        if self._any_body:
             return
-        if not self._request.streamed:
+        if not self._streamed:
             if "json" not in kind:
                 raise self._garbage(f"asked for JSON, got {kind or 'no content type'}")
         elif kind != "text/event-stream":
@@ -181,14 +184,14 @@ class RemoteAnswer:
                 self._activity = reader.activity
                 if self._begun or reader.tokens:
                     self._begun = True
-                    self._expect_within(self._request.deadlines.silence_s)
+                    self._expect_within(self._deadlines.silence_s)
 
     async def _read_whole(self) -> None:
         body = await read_body(self._source, self._connection, self._limits.whole_bytes_max)
         item, times = read_whole(self._source, body)
         if times is not NO_TIMES:
             self._times = times
-        if self._request.any_body and isinstance(item, Garbage):
+        if self._any_body and isinstance(item, Garbage):
             item = Chunk(body, last=True)
         if isinstance(item, Chunk):
             self._usage = item.usage
@@ -215,14 +218,14 @@ class RemoteAnswer:
             self._timer = self._loop.call_at(due_s, self._look)
         elif self._ready or self._connection.held_back:
             # The caller takes its time, which is not the upstream's silence.
-            self._expect_within(self._request.deadlines.silence_s)
+            self._expect_within(self._deadlines.silence_s)
         else:
             self._connection.break_off(self._late())
 
     def _late(self) -> UpstreamError:
         if not self._begun:
             return FirstTokenLate(self._source.name, round(self.age_s, 3))
-        silence_s = self._request.deadlines.silence_s
+        silence_s = self._deadlines.silence_s
         return Lost(self._source.name, f"nothing came for {silence_s:g} s", self._reader.tokens)
 
     def _garbage(self, message: str) -> Garbage:

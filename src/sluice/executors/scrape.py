@@ -1,8 +1,7 @@
-"""Prometheus text to gauges, and what is known of an upstream's load at a given moment.
+"""Prometheus text to gauges, for ``remote.py``, which probes an engine.
 
-A scrape is a view with an age. One that failed or is too old is said and no longer used: the last
-figures of an engine that has stopped answering must neither attract work nor repel it for ever.
-Text in the format 0.0.4 and OpenMetrics is read, for the dialect's names only.
+How old a view may get is the fleet's decision. Text in the format 0.0.4 and OpenMetrics is read,
+for the dialect's names only.
 """
 
 import functools
@@ -10,7 +9,7 @@ import math
 import re
 
 from sluice.executors.dialects import Dialect
-from sluice.executors.stream import Gauges, Health, Probe
+from sluice.executors.stream import Gauges
 
 # Labels, whose values may hold any character but a bare quote.
 _LABELS = r'(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?'
@@ -58,49 +57,3 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-class LoadView:
-    """The last probes of one upstream; gauges older than ``stale_ns_max`` are unknown."""
-
-    def __init__(self, stale_ns_max: int) -> None:
-        self._stale_ns_max = stale_ns_max
-        self._last: Probe | None = None
-        self._gauges: Gauges | None = None
-        self._gauges_ns: int | None = None
-        self.failures = 0
-
-    def note(self, probe: Probe) -> None:
-        """Take a probe in; one that is older than the last is ignored."""
-        if self._last is not None and probe.at_ns < self._last.at_ns:
-            return
-        self._last = probe
-        if probe.gauges is None:
-            self.failures += probe.fault is not None
-            return
-        self.failures = 0
-        self._gauges, self._gauges_ns = probe.gauges, probe.at_ns
-
-    def gauges(self, now_ns: int) -> Gauges | None:
-        """The gauges, if they are young enough to be believed."""
-        age_ns = self.age_ns(now_ns)
-        return self._gauges if age_ns is not None and age_ns <= self._stale_ns_max else None
-
-    def age_ns(self, now_ns: int) -> int | None:
-        """Age of the last gauges that could be read; ``None`` before the first."""
-        return None if self._gauges_ns is None else now_ns - self._gauges_ns
-
-    def health(self, now_ns: int) -> Health | None:
-        """What the last probe found; ``None`` before the first and when it is too old."""
-        if self._last is None or now_ns - self._last.at_ns > self._stale_ns_max:
-            return None
-        return self._last.health
-
-    def fault(self, now_ns: int) -> str:
-        """Why gauges or health are not known, in words for the operator; empty if they are."""
-        if self._last is None:
-            return "not probed yet"
-        age_s = (now_ns - self._last.at_ns) / 1e9
-        if now_ns - self._last.at_ns > self._stale_ns_max:
-            return f"the last probe is {age_s:.0f} s old"
-        return self._last.fault

@@ -39,7 +39,6 @@ class UsageEvents(StrEnum):
     """What the client gets to see of usage in a stream."""
 
     AS_SENT = "as_sent"  # not a byte is changed
-    ONE = "one"  # one event with empty choices, after the last finish; none if nothing was sent
     NONE = "none"
 
 
@@ -217,13 +216,9 @@ class StreamExecutor(Protocol):
 class UpstreamError(ExecutorError):
     """An upstream gave no whole answer.
 
-    ``reply`` is the answer itself, where there was one that is no success. ``retryable``: another
-    replica may do better, provided that the client has seen nothing yet.
-    ``blames_upstream``: it counts against the replica's health.
+    ``reply`` is the answer itself, where there was one that is no success.
     """
 
-    retryable = True
-    blames_upstream = True
     reply: "Reply | None" = None
 
     def __init__(self, upstream: str, message: str) -> None:
@@ -309,8 +304,6 @@ class UpstreamOverloaded(UpstreamError):
     ``retry_after_s`` is its own word, ``None`` where it gave none.
     """
 
-    blames_upstream = False
-
     def __init__(
         self, upstream: str, kind: OverloadKind, reply: Reply, retry_after_s: float | None
     ) -> None:
@@ -343,9 +336,6 @@ class ClientError(UpstreamError):
     ``about_key``: it is the key that was refused. Where the key is ours and not the client's, that
     is a matter between us and the upstream.
     """
-
-    retryable = False
-    blames_upstream = False
 
     def __init__(self, upstream: str, reply: Reply) -> None:
         super().__init__(upstream, f"status {reply.status}")

@@ -73,6 +73,8 @@ def _rates(found: Plan) -> Iterator[Explanation]:
     at = replica.at_slo
     source = f"{level_of(model)}; {_residual_source(model, replica.residual.leaned_on)}"
     held = float(replica.sequences_max)
+    full = model if found.saturated is None else found.saturated
+    full_source = _residual_source(full, full.residual(lengths, held).leaned_on)
     step_s = held / (lengths.output * replica.capacity_rps.estimate)
     yield Explanation(
         "per_replica.capacity_rps",
@@ -80,7 +82,7 @@ def _rates(found: Plan) -> Iterator[Explanation]:
         "req/s",
         "requests held / (output tokens x step time with so many), least over shorter prompts",
         {"requests_held": held, "output_tokens": lengths.output, "step_s": step_s},
-        source,
+        f"{level_of(full)}; {full_source}",
     )
     assert at is not None  # noqa: S101 - a plan without a rate is refused
     share = f"p{targets.percentile:g}"

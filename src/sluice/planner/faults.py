@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from math import isfinite
 
 from sluice.config.units import parse_duration_s
+from sluice.core.admission import NS_PER_S
 from sluice.planner.names import CannotPlan, chosen
-
-NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

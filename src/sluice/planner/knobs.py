@@ -16,6 +16,7 @@ from sluice.planner.tables import Tables
 
 # Above this a burst of the arrivals is a breach of the targets.
 UTILISATION_MAX = 0.9
+# What gains less is within the estimate's last digits.
 GAIN_MIN = 1.02
 
 
@@ -41,11 +42,6 @@ def knobs(found: Plan) -> list[Knob]:
             continue
         tried.append(Knob(change, other.planned_rps_per_device / base))
     return sorted(tried, key=lambda knob: -knob.gain)
-
-
-def helpful(tried: list[Knob]) -> list[Knob]:
-    """Those that gain more than the estimate's last digits."""
-    return [knob for knob in tried if knob.gain > GAIN_MIN]
 
 
 def smaller_model(shape: ModelShape, entries: Tables) -> ModelShape | None:

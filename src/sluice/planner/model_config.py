@@ -33,7 +33,14 @@ _LAYER_KINDS = {
 _ALL_WINDOWED = frozenset(("mistral", "mixtral", "ministral", "phi3", "phimoe", "starcoder2"))
 _FULL_EVERY = {"gemma2": 2}
 # Keys that change what is kept per token in ways that are not modelled.
-_NOT_MODELLED = ("hybrid_override_pattern", "mamba_num_heads", "ssm_state_size", "num_kv_shared")
+_NOT_MODELLED = (
+    "hybrid_override_pattern",
+    "mamba_num_heads",
+    "mamba_d_state",
+    "ssm_state_size",
+    "attn_layer_period",
+    "num_kv_shared_layers",
+)
 
 
 class _Keys:
@@ -115,15 +122,16 @@ def _experts(keys: _Keys, layers: int) -> Experts | None:
         return None
     step = keys.optional("interleave_moe_layer_step", "moe_layer_freq", "decoder_sparse_step") or 1
     first = keys.optional("first_k_dense_replace") or 0
-    shared = keys.optional("n_shared_experts", "num_shared_experts")
+    intermediate = keys.needed("moe_intermediate_size", "intermediate_size")
+    shared = keys.optional("shared_expert_intermediate_size")
     if shared is None:
-        shared = 1 if keys.optional("shared_expert_intermediate_size") else 0
+        shared = intermediate * (keys.optional("n_shared_experts", "num_shared_experts") or 0)
     return Experts(
         layers=(layers - first) // step,
         count=count,
         per_token=keys.needed(*_PER_TOKEN),
-        intermediate=keys.needed("moe_intermediate_size", "intermediate_size"),
-        shared=shared,
+        intermediate=intermediate,
+        shared_intermediate=shared,
     )
 
 

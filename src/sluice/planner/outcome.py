@@ -105,7 +105,8 @@ class Outcome:
     ``arriving_s`` is the time in which they arrived, ``counted_s`` that from the first arrival to
     the last ending of them, ``simulated_s`` the virtual time until the last ending of all.
     ``waiting_at_end`` requests were in the fleet when the last one arrived, and
-    ``waiting_at_half`` when half had. ``reasons`` counts refusals by their code. ``batches`` holds
+    ``waiting_at_half`` when half had; ``queued_at_end`` and ``queued_at_half`` of these had no
+    first token yet. ``reasons`` counts refusals by their code. ``batches`` holds
     requests of which it is known whether they met their targets, and those that did, by the order
     of arrival.
     """
@@ -124,6 +125,8 @@ class Outcome:
     steps: int = 0
     waiting_at_half: int = 0
     waiting_at_end: int = 0
+    queued_at_half: int = 0
+    queued_at_end: int = 0
 
     @property
     def attainment(self) -> float:
@@ -138,9 +141,12 @@ class Outcome:
 
     @property
     def queue_grows(self) -> bool:
-        """Whether more requests were in the fleet at the end than at half, beyond chance: then
-        there is no steady state, and figures tell how long the run was."""
-        half, end = self.waiting_at_half, self.waiting_at_end
+        """Whether more requests waited for their first token at the end than at half, beyond
+        chance: then there is no steady state, and figures tell how long the run was.
+
+        A batch that still fills at half is no such queue.
+        """
+        half, end = self.queued_at_half, self.queued_at_end
         by_chance = GROWN_DEVIATIONS * sqrt(half + end)
         return end - half > max(GROWN_LEAST, GROWN_SHARE * half, by_chance)
 

@@ -19,8 +19,7 @@ from sluice.planner.question import (
     Question,
     check,
     check_unit,
-    default_precision,
-    precision_for,
+    precision_of,
     published_in_fp4,
 )
 from sluice.planner.work import Deployment, Layout, checked_layout
@@ -41,7 +40,8 @@ class Plan:
     """The answer: one replica and how many of it.
 
     ``at_forecast`` is a replica at its share of the rate that was asked for. ``simulation`` says
-    what runs the SLO rate is from, where it is not from the closed form.
+    what runs the SLO rate is from, where it is not from the closed form. ``saturated`` is the model
+    that capacity is from, where it is another.
     """
 
     question: Question
@@ -53,6 +53,7 @@ class Plan:
     replicas_high: int | None
     notes: tuple[str, ...]
     simulation: str = ""
+    saturated: StepModel | None = None
 
     @property
     def devices(self) -> int:
@@ -155,12 +156,7 @@ def plan_with(question: Question, tensor: int, calibration: Calibration | None =
     found = estimate(model, question.load, question.targets, saturated=saturated)
     if found.slo_rps.estimate <= 0.0:
         raise no_rate(model, question.load, question.targets, found.binding)
-    replicas = _replicas_at(question, found.slo_rps.estimate)
-    if replicas is None:
-        raise NoFleet(
-            f"more than {REPLICAS_MAX:,} replicas would be needed: one serves "
-            f"{found.slo_rps.estimate:.3g} req/s within the targets"
-        )
+    replicas = _replicas_needed(question, found.slo_rps.estimate)
     return Plan(
         question=question,
         model=model,
@@ -175,6 +171,7 @@ def plan_with(question: Question, tensor: int, calibration: Calibration | None =
         replicas_low=_replicas_at(question, found.slo_rps.high) or replicas,
         replicas_high=_replicas_at(question, found.slo_rps.low),
         notes=(*notes, *_warnings(found, question, model.deployment.precision)),
+        saturated=saturated,
     )
 
 
@@ -201,10 +198,11 @@ def _models(
 
 
 def with_slo_rate(found: Plan, slo_rps: Band, simulation: str) -> Plan:
-    """The plan with the SLO rate of a replica that a simulation found, described in words."""
-    replicas = _replicas_at(found.question, slo_rps.estimate)
-    if replicas is None:
-        return found
+    """The plan with the SLO rate of a replica that a simulation found, described in words.
+
+    Raises ``NoFleet`` where too many replicas would be needed.
+    """
+    replicas = _replicas_needed(found.question, slo_rps.estimate)
     question, model = found.question, found.model
     share = question.targets.percentile / 100.0
     at_slo = moment_at(model, question.load, slo_rps.estimate, share)
@@ -222,10 +220,9 @@ def with_slo_rate(found: Plan, slo_rps: Band, simulation: str) -> Plan:
 def deployment_of(question: Question, tensor: int) -> tuple[Deployment, str]:
     """What one replica is, and the name of its precision."""
     layout = checked_layout(question.shape, Layout(tensor, question.groups))
-    name = question.precision or default_precision(question.shape, question.accelerator)
-    if published_in_fp4(question.shape):
-        name = "fp4"
-    precision = precision_for(question.shape, name, question.kv_format)
+    name, precision = precision_of(
+        question.shape, question.accelerator, question.precision, question.kv_format
+    )
     check_unit(question.accelerator, precision)
     deployment = Deployment(
         question.shape,
@@ -248,6 +245,17 @@ def _replicas_at(question: Question, rate: float) -> int | None:
         return needed + question.spare
     # As many in each zone as leave what is needed when one zone is gone.
     return zones * max(ceil(needed / (zones - 1)), ceil((needed + question.spare) / zones))
+
+
+def _replicas_needed(question: Question, rate: float) -> int:
+    """As ``_replicas_at``; raises ``NoFleet`` where they are too many."""
+    replicas = _replicas_at(question, rate)
+    if replicas is None:
+        raise NoFleet(
+            f"more than {REPLICAS_MAX:,} replicas would be needed: one serves {rate:.3g} req/s "
+            f"within the targets"
+        )
+    return replicas
 
 
 def step_models(
@@ -277,6 +285,11 @@ def _warnings(found: ReplicaEstimate, question: Question, precision: Precision) 
         yield f"{question.shape.name} is published in MXFP4 only: planned so, and not in {asked}"
     if precision.activations == "fp8" and question.accelerator.fp8_tflops is None:
         yield f"{question.accelerator.name} has no FP8 units: the weights are multiplied in 16 bits"
+    if precision.weights == "mxfp4" and question.accelerator.fp4_tflops is None:
+        yield (
+            f"{question.accelerator.name} has no FP4 units: engines multiply MXFP4 weights in 16 "
+            f"bits there, which the formula counts as 8: capacity may be up to half of this"
+        )
     if found.sequences_max < SEQUENCES_FEW:
         yield (
             f"only {found.sequences_max} requests fit the KV pool at once: the rate is starved of "

@@ -12,16 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import floor, isfinite, log, log2
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 from sluice.config.units import parse_duration_s
 from sluice.planner.estimate import Load, moment, places
+from sluice.planner.measured import StepLoads
 from sluice.planner.names import CannotPlan, chosen, shown_s
 from sluice.planner.predict import Point, StepModel
 from sluice.planner.steady import Lengths
 from sluice.telemetry.journal import JournalReader
-from sluice.telemetry.records import RequestEnded, Step
+from sluice.telemetry.records import RequestEnded
 
 _KEYS = ("rate", "concurrency", "tpot", "ttft")
 _FORM = 'write it as "rate=2.1,tpot=31ms" or "concurrency=64,tpot=31ms,ttft=400ms", or give a file'
@@ -141,18 +142,19 @@ def _points_of_bench(document: Any, lengths: Lengths, path: str) -> list[Point]:
 def _points_of_journal(folder: Path) -> list[Point]:
     """Steps with about the same number of rows, each doubling a point.
 
-    A step's time is seen by each of its rows, so steps count by their rows.
+    A step's time is seen by each of its rows, so steps count by their rows; what passes between
+    two steps of a busy replica is part of it.
     """
-    groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    ended: list[RequestEnded] = []
-    reader = JournalReader(folder)
-    for entry in reader.entries():
-        record = entry.record
-        if isinstance(record, Step) and record.decode and not record.error:
-            rows = len(record.decode)
-            groups[floor(log2(rows))].append((rows, record.measured_ns))
-        elif isinstance(record, RequestEnded) and record.completion_tokens > 1:
-            ended.append(record)
+    loads, ended = StepLoads(), []
+    for entry in JournalReader(folder).entries():
+        loads.take(entry.record)
+        if isinstance(entry.record, RequestEnded) and entry.record.completion_tokens > 1:
+            ended.append(entry.record)
+    groups: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for replica in loads.replicas.values():
+        for _, load, wall_ns in replica.samples:
+            if load.decode_rows:
+                groups[floor(log2(load.decode_rows))].append((load.decode_rows, wall_ns))
     groups = {key: steps for key, steps in groups.items() if len(steps) >= STEPS_MIN}
     if not groups or not ended:
         raise CannotPlan(
@@ -162,7 +164,8 @@ def _points_of_journal(folder: Path) -> list[Point]:
     prompt = fmean(record.prompt_tokens for record in ended)
     cached = fmean(record.cached_tokens for record in ended) / max(prompt, 1.0)
     output = fmean(record.completion_tokens for record in ended)
-    lengths = Lengths(max(prompt, 1.0), output, min(cached, 0.99))
+    variation = pstdev(record.completion_tokens for record in ended) / output
+    lengths = Lengths(max(prompt, 1.0), output, min(cached, 0.99), variation)
     source = f"your journal ({folder}, {sum(map(len, groups.values())):,} steps)"
     found = []
     for steps in groups.values():

@@ -91,7 +91,7 @@ class Point:
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """Correction of the predicted log step time, straight in the log of concurrency through the
-    points, which ``concurrencies`` says where they are.
+    points, which ``concurrencies`` says where they are; outside of them as at the nearest.
 
     ``surprise`` is the largest distance of a point from what was predicted without it, in the log:
     where the level was far off, so may be the way it goes on. ``first_token_factor`` is how many
@@ -107,7 +107,8 @@ class Calibration:
 
     def at(self, concurrency: float) -> float:
         """Correction to the log at this concurrency."""
-        return self.offset + self.slope * log(concurrency)
+        inside = min(max(concurrency, min(self.concurrencies)), max(self.concurrencies))
+        return self.offset + self.slope * log(inside)
 
     def half_width(self, concurrency: float) -> float:
         """Half the 80 % band of the log: as sure as measurements repeat at a point, less away."""

@@ -151,6 +151,15 @@ def precision_for(shape: ModelShape, name: str, kv_format: str | None = None) ->
     return precision_named(name, kv_format)
 
 
+def precision_of(
+    shape: ModelShape, accelerator: Accelerator, asked: str | None, kv_format: str | None = None
+) -> tuple[str, Precision]:
+    """The name of the precision to plan in, and its formats: the usual one where none is asked
+    for, and that of the published weights where there is no other."""
+    name = "fp4" if published_in_fp4(shape) else asked or default_precision(shape, accelerator)
+    return name, precision_for(shape, name, kv_format)
+
+
 def check_unit(accelerator: Accelerator, precision: Precision) -> None:
     """Refuse values of four bits where nothing multiplies them."""
     if precision.activations == "fp4" and accelerator.fp4_tflops is None:

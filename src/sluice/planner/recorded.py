@@ -3,10 +3,11 @@
 ``read_recorded`` reads a journal of a live server or of a simulation. ``Recorded.asks`` is its
 traffic as a workload. Token ids are not in a journal: prompts keep their lengths and, as far as
 one replica saw them, their common beginnings. A request that was refused or left has no length
-known, and gets one that others of its class had.
+known, and gets one that others of its class had, longer than what it had already.
 """
 
 from array import array
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from random import Random
 from typing import Any
 
 from sluice.config.sections import SloSection
+from sluice.core.admission import NS_PER_S
 from sluice.core.costmodel import CostState
 from sluice.core.events import ReplicaLimits, Submitted
 from sluice.core.request import COMPLETE, EndReason, Request, Rung
@@ -31,7 +33,7 @@ from sluice.telemetry.records import (
     RequestEnded,
     RequestRejected,
 )
-from sluice.workload.asks import NS_PER_S, Ask, BadWorkload, Part, own_text, shared_text
+from sluice.workload.asks import Ask, BadWorkload, Part, own_text, shared_text
 
 BLOCK_TOKENS = 32
 ALL = "", ""
@@ -112,7 +114,7 @@ class Recorded:
             output = _output_tokens(request)
             key = arrived.model, arrived.slo_class
             unknown_prompt = _drawn(prompts, key, draw)
-            unknown_output = _drawn(outputs, key, draw)
+            unknown_output = _drawn(outputs, key, draw, _tokens_produced(request))
             yield Ask(
                 number,
                 arrived.t_ns - self.began_ns,
@@ -131,7 +133,7 @@ class Recorded:
             )
 
     def _known(self) -> tuple[dict[tuple[str, str], list[int]], dict[tuple[str, str], list[int]]]:
-        """Lengths of prompts and of answers by model and class, and of all."""
+        """Lengths of prompts and of answers by model and class, and of all, shortest first."""
         prompts: dict[tuple[str, str], list[int]] = defaultdict(list)
         outputs: dict[tuple[str, str], list[int]] = defaultdict(list)
         for request in self.requests:
@@ -141,6 +143,8 @@ class Recorded:
                     prompts[key].append(request.arrived.prompt_tokens)
                 if output is not None:
                     outputs[key].append(output)
+        for lengths in (*prompts.values(), *outputs.values()):
+            lengths.sort()
         return prompts, outputs
 
 
@@ -253,7 +257,13 @@ def _output_tokens(request: RecordedRequest) -> int | None:
     ended = request.ended
     if ended is None or ended.reason not in COMPLETE or not ended.completion_tokens:
         return None
-    return -(-ended.completion_tokens // request.arrived.choices)
+    return _tokens_produced(request)
+
+
+def _tokens_produced(request: RecordedRequest) -> int:
+    """Tokens of one choice that there were at its end."""
+    produced = 0 if request.ended is None else request.ended.completion_tokens
+    return -(-produced // request.arrived.choices)
 
 
 def _left_after_ns(request: RecordedRequest) -> int | None:
@@ -263,11 +273,17 @@ def _left_after_ns(request: RecordedRequest) -> int | None:
     return ended.t_ns - request.arrived.t_ns
 
 
-def _drawn(known: Mapping[tuple[str, str], list[int]], key: tuple[str, str], draw: Random) -> int:
-    """A length that another request had, of the same class if there is one."""
+def _drawn(
+    known: Mapping[tuple[str, str], list[int]], key: tuple[str, str], draw: Random, above: int = 0
+) -> int:
+    """A length ``above`` what is known of it that another request had, of the same class if there
+    is one; the next length where none was longer."""
     at = draw.random()
-    lengths = known.get(key) or known.get(ALL)
-    return lengths[int(at * len(lengths))] if lengths else 1
+    for lengths in (known.get(key, ()), known.get(ALL, ())):
+        first = bisect_right(lengths, above)
+        if first < len(lengths):
+            return lengths[first + int(at * (len(lengths) - first))]
+    return above + 1
 
 
 def _parts(

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sluice.config.sections import SloSection
+from sluice.core.admission import NS_PER_S
 from sluice.core.events import Ended
 from sluice.core.request import EndReason, PhaseTimes, Usage
 from sluice.planner.outcome import Counting, Life, Outcome
 from sluice.planner.recorded import Recorded, RecordedRequest
 from sluice.planner.simulation import SimulatedFleet, SimulatedPool
-from sluice.workload.asks import NS_PER_S, Ask
+from sluice.workload.asks import Ask
 
 
 @dataclass(frozen=True, slots=True)

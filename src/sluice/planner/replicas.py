@@ -19,6 +19,7 @@ from sluice.planner.work import Batch, work_of
 BLOCK_TOKENS = 64
 CONTEXT_TOKENS_UNKNOWN = 1 << 20
 # Decode steps are calculated for these numbers of rows, straight between them.
+_KNOWN_MAX = 1 << 16
 _ROWS_KNOWN = (0, *(1 << power for power in range(13)))
 
 
@@ -56,6 +57,8 @@ class ReplicaTimes:
         tokens, rows, decode_context, chunk_context = load
         known = self._known.get((tokens, rows))
         if known is None:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
             known = self._known[tokens, rows] = self._duration_ns(rows, tokens - rows)
         return known + decode_context * self._kv_ns + chunk_context * self._score_ns
 

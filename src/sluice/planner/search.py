@@ -8,39 +8,47 @@ two rates differ by the rate and not by luck. How sure a share of one run is com
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil, sqrt
+from math import inf, sqrt
 
 from sluice.planner.candidates import Candidates, cost_rank
-from sluice.planner.names import CannotPlan
+from sluice.planner.names import CannotPlan, NoFleet, shown_s
 from sluice.planner.outcome import Outcome
 from sluice.planner.plan import Plan, with_slo_rate
 from sluice.planner.predict import Band
 from sluice.planner.replicas import simulated_replica
-from sluice.planner.simulation import Span, one_model_fleet, simulate
+from sluice.planner.simulation import WARM_UP, Span, one_model_fleet, simulate
 from sluice.workload.lengths import Fixed, Lognormal, Separate
 from sluice.workload.synthetic import Sessions, Synthetic
 
-# Runs per search: the bracket around the closed form's rate, and halvings of it.
+# Runs per search: the bracket around the closed form's rate, and halvings of it. The factor from
+# one to the next squares itself until the share is crossed, so that the last runs of a bracket are
+# of requests that are alone in the replica.
 RUNS_MAX = 6
-STEP = 1.3
+BRACKET_RUNS_MAX = 12
+STEP, STEP_MAX = 1.3, 4.0
+# Shares are taken as straight between two runs: their rates must not be further apart.
+APART_MAX = 1.5
 # A share of requests of a shorter run says little about a steady state.
 REQUESTS_RULE = 20_000
 PLACES_RULE = 20
-WARM_UP = 0.1
 
 # As many candidates are simulated, each in several runs of a bounded length.
 SIMULATED_MAX = 3
-REQUESTS_MIN, REQUESTS_MAX = 100, 10_000_000
+REQUESTS_MIN, REQUESTS_MAX = 500, 10_000_000
 
 Played = Callable[[float], Outcome]
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a search found: the rate with its interval by batch means, and its runs by rate."""
+    """What a search found: the rate with its interval by batch means, and its runs by rate.
+
+    ``slowest`` is the run at the lowest rate.
+    """
 
     slo_rps: Band
     runs: tuple[tuple[float, float, float], ...]
+    slowest: Outcome
 
     @property
     def words(self) -> str:
@@ -54,30 +62,40 @@ def with_simulation(found: Candidates, requests: int) -> Candidates:
     """The best few with the SLO rate that a simulation of so many requests a run finds, in the
     order that this gives.
 
-    Raises ``CannotPlan`` for a number of requests that says nothing.
+    Raises ``CannotPlan`` for a number of requests that says nothing, and ``NoFleet`` where no
+    simulation of them reaches the share.
     """
     if not REQUESTS_MIN <= requests <= REQUESTS_MAX:
         raise CannotPlan(
             f"--simulate must be {REQUESTS_MIN:,} to {REQUESTS_MAX:,} requests, not {requests:,}"
         )
-    plans = [simulated(each, requests) for each in (found.best, *found.others)[:SIMULATED_MAX]]
+    plans, refused = [], list(found.refused)
+    for each in (found.best, *found.others)[:SIMULATED_MAX]:
+        try:
+            plans.append(simulated(each, requests))
+        except NoFleet as error:
+            refused.append(str(error))
+    if not plans:
+        raise NoFleet("; ".join(refused))
     plans.sort(key=cost_rank(plans))
-    return Candidates(plans[0], tuple(plans[1:]), found.refused)
+    return Candidates(plans[0], tuple(plans[1:]), tuple(refused))
 
 
 def simulated(found: Plan, requests: int, seed: int = 0) -> Plan:
     """The plan with the SLO rate that its replica has under sluice's policy.
 
     The closed form's band stays around it, as wide as before, with the interval of the runs.
+    Raises ``NoFleet`` where the share is reached at no rate: then the closed form is refuted.
     """
     played = _player(found, requests, seed)
     closed = found.replica.slo_rps
-    result = search(played, closed.estimate, found.question.targets.percentile / 100.0)
-    rate = result.slo_rps
-    if rate.estimate <= 0.0:
-        return _with_note(found, f"simulation: no rate reached the share; {result.words}")
+    share = found.question.targets.percentile / 100.0
     # A short run ends before a queue that grows for ever has made its requests late.
     capacity = found.replica.capacity_rps
+    result = search(played, closed.estimate, share, capacity.estimate)
+    rate = result.slo_rps
+    if rate.estimate <= 0.0:
+        raise _refuted(found, result, share)
     middle = min(rate.estimate, capacity.estimate)
     low = min(rate.low, middle * closed.low / closed.estimate, capacity.low)
     high = min(max(rate.high, middle * closed.high / closed.estimate), capacity.high)
@@ -92,35 +110,47 @@ def simulated(found: Plan, requests: int, seed: int = 0) -> Plan:
     return _with_note(with_slo_rate(found, band, result.words), note)
 
 
-def search(played: Played, start_rps: float, share: float) -> Simulated:
-    """The highest rate at which ``share`` of the requests meet their targets.
+def search(played: Played, start_rps: float, share: float, most_rps: float = inf) -> Simulated:
+    """The highest rate up to ``most_rps`` at which ``share`` of the requests meet their targets.
 
     Goes up or down from ``start_rps`` in factors until the share is crossed, then halves. Zero
-    where no tried rate reaches it.
+    where not even requests that are alone reach it. A rate at which the queue grows is too high,
+    however few were late before the run ended.
     """
     runs: dict[float, tuple[float, float]] = {}
+    slowest: tuple[float, Outcome] | None = None
 
     def reached(rate: float) -> bool:
+        nonlocal slowest
         outcome = played(rate)
         runs[rate] = outcome.attainment, outcome.attainment_half_width
-        return outcome.attainment >= share
+        if slowest is None or rate < slowest[0]:
+            slowest = rate, outcome
+        return outcome.attainment >= share and not outcome.queue_grows
 
     low: float | None = None
     high: float | None = None
-    rate = start_rps
-    while len(runs) < RUNS_MAX and (low is None or high is None):
+    rate, step = min(start_rps, most_rps), STEP
+    while len(runs) < BRACKET_RUNS_MAX and (low is None or high is None):
         if reached(rate):
-            low, rate = rate, rate * STEP
+            if rate >= most_rps:
+                low = rate
+                break
+            low, rate = rate, min(rate * step, most_rps)
         else:
-            high, rate = rate, rate / STEP
-    while len(runs) < RUNS_MAX and low is not None and high is not None:
+            high, rate = rate, rate / step
+        step = min(step * step, STEP_MAX)
+    while low is not None and high is not None:
+        if len(runs) >= RUNS_MAX and high / low <= APART_MAX:
+            break
         rate = sqrt(low * high)
         if reached(rate):
             low = rate
         else:
             high = rate
     ordered = sorted((rate, *runs[rate]) for rate in runs)
-    return Simulated(_interval(ordered, low, share), tuple(ordered))
+    assert slowest is not None  # noqa: S101 - the bracket has a run
+    return Simulated(_interval(ordered, low, share), tuple(ordered), slowest[1])
 
 
 def _interval(runs: list[tuple[float, float, float]], reached: float | None, share: float) -> Band:
@@ -141,18 +171,42 @@ def _interval(runs: list[tuple[float, float, float]], reached: float | None, sha
     return Band(middle, min(low, middle), max(high, middle))
 
 
+def _refuted(found: Plan, result: Simulated, share: float) -> NoFleet:
+    """That no rate reaches the share, with what requests have at the lowest one."""
+    rate, deployment = result.runs[0][0], found.model.deployment
+    retrieval_s = found.question.targets.retrieval_s
+    whole = result.slowest.whole
+    first_s, later_s = whole.ttft_s.quantile(share), whole.tpot_s.quantile(share)
+    seen = "all were refused" if not whole.e2e_s.count else "it has " + " and ".join(
+        f"{name} {shown_s(seconds)}"
+        for name, seconds in (
+            ("TTFT", None if first_s is None else first_s + retrieval_s),
+            ("TPOT", later_s),
+        )
+        if seconds is not None
+    )  # fmt: skip
+    return NoFleet(
+        f"simulated with sluice's policy in front, no rate meets the targets on "
+        f"{deployment.layout.devices} x {deployment.accelerator.name} for {share:.3g} of the "
+        f"requests, where the closed form expects {found.replica.slo_rps.estimate:.3g} req/s: at "
+        f"{rate:.2g} req/s {result.runs[0][1]:.1%} meet them and {seen} at that share; ask for "
+        f"more than that, or for more tensor parallelism"
+    )
+
+
 def _player(found: Plan, requests: int, seed: int) -> Played:
     """Runs of one replica of the plan at a rate."""
     question = found.question
     lengths, targets = question.load.lengths, question.targets
     whole_s = None if targets.e2e_s is None else targets.e2e_s - targets.retrieval_s
     targets = replace(targets, ttft_s=targets.engine_ttft_s, e2e_s=whole_s)
-    fleet = one_model_fleet(simulated_replica(found.model, question.load), 1, targets)
+    replica = simulated_replica(found.model, question.load)
+    fleet = one_model_fleet(replica, 1, targets, round(question.chunk_tokens))
     own = max(1, round(lengths.computed))
     variation = lengths.output_variation
     output = Lognormal(lengths.output, variation) if variation else Fixed(round(lengths.output))
     shared = Sessions(system_tokens=round(lengths.prompt) - own)
-    span = Span(requests, ceil(WARM_UP * requests))
+    span = Span(requests, int(WARM_UP * requests))
 
     def played(rate: float) -> Outcome:
         workload = Synthetic(rate, Separate(Fixed(own), output), sessions=shared)

@@ -55,13 +55,14 @@ AttentionLayers = HeadLayers | LatentLayers | StateLayers
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The mixture-of-experts layers: how many, and how large one expert is."""
+    """The mixture-of-experts layers: how many, and how large one expert is, and those that every
+    token uses together."""
 
     layers: int
     count: int
     per_token: int
     intermediate: int
-    shared: int = 0
+    shared_intermediate: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class ModelShape:
         """Weights of dense feed-forward layers and shared experts."""
         params = self.dense_layers * 3 * self.hidden * self.intermediate
         if self.experts is not None:
-            shared = 3 * self.hidden * self.experts.intermediate * self.experts.shared
+            shared = 3 * self.hidden * self.experts.shared_intermediate
             params += self.experts.layers * (shared + self.hidden * self.experts.count)
         return params
 

@@ -15,6 +15,7 @@ from typing import assert_never
 
 from sluice.cluster.classes import ServiceClasses
 from sluice.config.sections import SloSection
+from sluice.core.admission import NS_PER_S
 from sluice.core.costmodel import (
     Coefficients,
     CostModel,
@@ -51,19 +52,19 @@ from sluice.planner.faulty import Condition, FaultyExecutor
 from sluice.planner.outcome import Counting, Life, Outcome
 from sluice.planner.recording import Recording
 from sluice.planner.replicas import SimulatedReplica
+from sluice.planner.steady import CHUNK_TOKENS_MAX
 from sluice.runtime.calibration import calibrate
 from sluice.runtime.generation import Call, TokenPrompt
 from sluice.runtime.virtual import STEP_BY_STEP, Stretching
 from sluice.runtime.virtual_fleet import VirtualFleet
 from sluice.telemetry.journal_file import Journal
-from sluice.workload.asks import NS_PER_S, Ask, BadWorkload, Workload
+from sluice.workload.asks import Ask, BadWorkload, Workload
 from sluice.workload.prompts import Prompts
 
 END_TOKEN = 0
 # What a client asks for that sets no limit of its own, or the length of its answer where that is
 # more: replicas reserve memory by what answers were, not by this.
 OUTPUT_TOKENS_MAX_DEFAULT = 2048
-PREFILL_CHUNK_TOKENS = 8192
 STEP_S_MAX = 1.0
 # Replicas that know their speed tell that of prefill in chunks of this size.
 KNOWN_CHUNK_TOKENS = 1024
@@ -180,9 +181,13 @@ def simulate(
 
 
 def one_model_fleet(
-    replica: SimulatedReplica, replicas: int, targets: Targets | None
+    replica: SimulatedReplica,
+    replicas: int,
+    targets: Targets | None,
+    chunk_tokens: int = CHUNK_TOKENS_MAX,
 ) -> SimulatedFleet:
-    """Replicas of one model under the default policy, with one class of requests."""
+    """Replicas of one model under the default policy, with one class of requests and prefill in
+    chunks of at most ``chunk_tokens``."""
     names = tuple(f"model-{number}" for number in range(replicas))
     limits = replica.limits
     slo = {}
@@ -202,7 +207,7 @@ def one_model_fleet(
                     limits.block_size,
                     limits.blocks_total,
                     sequences_max=limits.sequences_max,
-                    chunk_tokens_max=PREFILL_CHUNK_TOKENS,
+                    chunk_tokens_max=chunk_tokens,
                     step_ns_max=int(STEP_S_MAX * NS_PER_S),
                 ),
                 replica.times,
@@ -293,10 +298,17 @@ class Simulation:
             self._first_ns = at_ns
         if count == (span.requests + span.warm_up) // 2:
             self.outcome.waiting_at_half = len(self._lives)
+            self.outcome.queued_at_half = self._queued()
         if span.told is not None and count % TOLD_EVERY == 0:
             span.told(count)
         self._last_ns = at_ns
         self.outcome.waiting_at_end = len(self._lives)
+        if count == span.requests - 1:
+            self.outcome.queued_at_end = self._queued()
+
+    def _queued(self) -> int:
+        """Requests without a first token."""
+        return sum(life.first_ns is None for life in self._lives.values())
 
     def _make(self, replica_id: str) -> tuple[Replica, StepExecutor]:
         pool = self._pools[self._model_of[replica_id]]

@@ -1,7 +1,7 @@
 """What a caller asks for and gets back, in text: the values between HTTP server and gateway.
 
-Values only. This module imports ``core`` alone, so that ``server`` can share it with the layers
-that serve the call without seeing any of them.
+Values, but for a body that is to be freed. This module imports ``core`` alone, so that ``server``
+can share it with the layers that serve the call without seeing any of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from sluice.core.errors import InternalError
 from sluice.core.request import EndReason, PhaseTimes, Rung, Usage
 from sluice.core.sampling import Sampling
 
@@ -43,24 +44,53 @@ class TokenPrompt:
     tokens: tuple[int, ...]
 
 
+class SentBody:
+    """The body of a request until its answer has begun. All who serve the call hold this one.
+
+    ``raw`` is a JSON object, ``fields`` are its members by name, each a buffer of JSON that was not
+    decoded. ``understand`` makes the call of it that an embedded model takes; it raises
+    ``RequestError``.
+    """
+
+    __slots__ = ("fields", "raw", "understand")
+
+    def __init__(
+        self, raw: bytes, fields: Mapping[str, Any], understand: Callable[[], "Call"]
+    ) -> None:
+        self.raw, self.fields, self.understand = raw, fields, understand
+
+    def drop(self) -> None:
+        """Free it: nobody will send or read it again."""
+        self.raw, self.fields, self.understand = b"", {}, _nothing_left
+
+
+def _nothing_left() -> "Call":
+    raise InternalError("the body of a request was asked for when its answer had begun")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RawPrompt:
     """A request as its client sent it, for an engine that reads it itself.
 
-    ``path`` is where it was sent, ``body`` the JSON object. ``fields`` are the members of that
-    object by name, each a buffer of JSON that was not decoded. ``streamed`` says in which form the
-    answer is wanted, and ``shows_usage`` that a stream is to tell its usage. ``headers`` go along
-    with it. ``understand`` makes the call of it that an embedded model takes; it raises
-    ``RequestError``.
+    ``path`` is where it was sent. ``streamed`` says in which form the answer is wanted, and
+    ``shows_usage`` that a stream is to tell its usage. ``headers`` go along with it.
     """
 
     path: str
-    body: bytes = field(repr=False)
-    fields: Mapping[str, Any] = field(repr=False)
+    sent: SentBody
     streamed: bool
     shows_usage: bool
     headers: tuple[tuple[str, str], ...]
-    understand: Callable[[], "Call"] = field(repr=False)
+
+    @property
+    def body(self) -> bytes:
+        """The body; empty once it was dropped."""
+        return self.sent.raw
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The members of the body."""
+        return self.sent.fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ class RequestEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The request holds nothing any more. Exactly one for each ``Submit``.
 
     ``fault`` is set where the reason is ``FAILED``. ``is_estimated`` says that a remote engine told
-    no usage, and ``engine_ttft_ns`` is what it calls its own time to first token.
+    no usage, ``engine_ttft_ns`` is what it calls its own time to first token, and
+    ``silent`` that nothing came of the stream that it was asked for.
     """
 
     request_id: str
@@ -86,6 +87,7 @@ class RequestEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     fault: Fault | None = None
     is_estimated: bool = False
     engine_ttft_ns: int | None = None
+    silent: bool = False
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Protocol
 
-from sluice.core.request import Rung
+from sluice.core.request import EndReason, Rung
 from sluice.runtime.generation import Delta, Finished, Piece, Terms
 
 # More pieces than this waiting means that the reader is behind and deltas are joined. A reader that
@@ -77,6 +77,12 @@ class PieceStream:
     def over(self) -> bool:
         """Whether nothing will be added any more."""
         return self._over
+
+    @property
+    def reason(self) -> EndReason | None:
+        """Why it ended; ``None`` where that was read, or it was refused, cancelled or goes on."""
+        last = self._pending[-1] if self._pending else None
+        return last.reason if isinstance(last, Finished) else None
 
     def shortened(self, output_tokens_max: int) -> None:
         """Note that the answer is limited to fewer tokens than were asked for."""

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from sluice.core.errors import InternalError, InvalidRequest, ModelNotFound
-from sluice.runtime.generation import Call, Finished, OutputFormat, RawPrompt, Relaying
+from sluice.runtime.generation import Call, Finished, OutputFormat, RawPrompt, Relaying, SentBody
 from sluice.server.exchange import Exchange
 from sluice.server.merged import generating
 from sluice.server.options import call_for, check_ranges
@@ -212,12 +212,10 @@ def _raw(exchange: Exchange, members: Members, body: bytes, surface: Surface[Any
 
     return RawPrompt(
         path=exchange.path.decode("latin-1"),
-        body=body,
-        fields=members,
+        sent=SentBody(body, members, understand),
         streamed=surface.streams and _is_streamed(members),
         shows_usage=options is not None and options.get("include_usage") is True,
         headers=headers,
-        understand=understand,
     )
 
 

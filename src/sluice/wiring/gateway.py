@@ -79,10 +79,13 @@ def prepare(
     return tuple(prepared)
 
 
-def make_gateway(settings: Settings, models: tuple[PreparedModel, ...]) -> LocalGateway:
+def make_gateway(
+    settings: Settings, models: tuple[PreparedModel, ...], ids: RemoteIds
+) -> LocalGateway:
     """A gateway over replica processes and remote engines, not started yet.
 
-    ``models`` are those that run here.
+    ``models`` are those that run here. ``ids`` name the replicas of remote models, and are the same
+    for ``reconfigure``.
     """
     sections = models_of(settings)
     here = {model.name: model for model in models}
@@ -98,7 +101,7 @@ def make_gateway(settings: Settings, models: tuple[PreparedModel, ...]) -> Local
     for name, section in sections.items():
         if section.is_remote:
             remote = remote_model(name, section, settings)
-            engines = remote_launches(RemoteIds().of(name, section), section, remote)
+            engines = remote_launches(ids.of(name, section), section, remote)
             served[name] = remote
             launches |= engines
             model_of |= dict.fromkeys(engines, name)
@@ -234,8 +237,7 @@ def reconfigure(
 ) -> None:
     """Let what settings say of models, classes and tenants hold while requests run.
 
-    ``ids`` are the names of the replicas of remote models until now. ``told`` are words for the
-    journal.
+    ``ids`` are those that the gateway was made with. ``told`` are words for the journal.
     """
     sections = models_of(settings)
     model_of = {one.id: one.model for pool in gateway.pools() for one in pool.replicas}

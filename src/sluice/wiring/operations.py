@@ -39,7 +39,8 @@ _log = logging.getLogger(__name__)
 class RunningServer:
     """One server and the settings that it runs under.
 
-    ``read`` reads the settings from where ``loaded`` came from; it raises ``ConfigError``.
+    ``read`` reads the settings from where ``loaded`` came from; it raises ``ConfigError``. ``ids``
+    are those that the gateway was made with.
     """
 
     def __init__(
@@ -48,15 +49,14 @@ class RunningServer:
         loaded: Loaded,
         read: Callable[[], Loaded],
         transport: Transport,
+        ids: RemoteIds,
     ) -> None:
         self.gateway = gateway
         self.transport = transport
         self._loaded = loaded
         self._read = read
         self._one_at_a_time = asyncio.Lock()
-        self._remote_ids = RemoteIds()
-        for name, section in models_of(loaded.settings).items():
-            self._remote_ids.of(name, section)
+        self._remote_ids = ids
         chance = random.Random()  # noqa: S311 - ids need to differ, not to be secret
         self._sources = Sources(
             wall_s, monotonic_ns, lambda: f"{chance.getrandbits(128):032x}", __version__

@@ -77,8 +77,7 @@ def remote_launches(
 
 def remote_limits(section: ModelSection) -> RemoteLimits:
     """How the replicas of a remote model are treated."""
-    has_gauges = DIALECTS[section.engine].metrics_path is not None
-    return RemoteLimits(has_gauges, RetryLimits(per_request=section.retries))
+    return RemoteLimits(RetryLimits(per_request=section.retries))
 
 
 def relaying(models: Mapping[str, ModelSection]) -> Relaying:

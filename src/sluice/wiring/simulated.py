@@ -11,11 +11,11 @@ import sluice
 from sluice.config.sections import ModelSection
 from sluice.core.errors import ModelLoadError
 from sluice.core.events import ReplicaLimits
-from sluice.planner.estimate import Load
+from sluice.planner.estimate import BATCH_MAX, Load
 from sluice.planner.hardware import Accelerator
 from sluice.planner.names import CannotPlan
 from sluice.planner.plan import step_models
-from sluice.planner.question import default_precision, precision_for, published_in_fp4
+from sluice.planner.question import precision_of
 from sluice.planner.replicas import ReplicaTimes, simulated_replica
 from sluice.planner.steady import Lengths
 from sluice.planner.tables import Tables, own_tables
@@ -24,9 +24,6 @@ from sluice.runtime.model_folder import ModelFacts
 from sluice.runtime.word_pieces import made_up_facts
 
 PREFIX = "sim:"
-# What engines on such hardware take into one step where the settings say nothing.
-SEQUENCES_MAX = 256
-CHUNK_TOKENS_MAX = 2048
 # Where on its curve a deployment is asked how long steps take: a chat.
 USUAL_LENGTHS = Lengths(1000.0, 200.0)
 
@@ -65,14 +62,11 @@ def _model(section: ModelSection, lengths: Lengths) -> SimulatedModel:
     tables = own_tables()
     shape = tables.model(model)
     accelerator, count = _devices(tables, device)
-    precision = "fp4" if published_in_fp4(shape) else default_precision(shape, accelerator)
+    precision, formats = precision_of(shape, accelerator, None)
     deployment = Deployment(
-        shape,
-        accelerator,
-        precision_for(shape, precision),
-        checked_layout(shape, Layout(tensor=count)),
+        shape, accelerator, formats, checked_layout(shape, Layout(tensor=count))
     )
-    load = Load(lengths, section.sequences_max or SEQUENCES_MAX)
+    load = Load(lengths, section.sequences_max or BATCH_MAX)
     replica = simulated_replica(step_models(deployment, "vllm", precision)[0], load)
     limits = replica.limits
     each = deployment.kv_bytes(float(limits.context_tokens_max)) / limits.context_tokens_max

@@ -16,6 +16,7 @@ from sluice.cluster.channel import ChannelClosed, ReplicaChannel
 from sluice.core.costmodel import Coefficients, LinearCostModel
 from sluice.core.errors import ModelLoadError
 from sluice.executors.paced import PacedExecutor
+from sluice.planner.steady import CHUNK_TOKENS_MAX
 from sluice.runtime.calibration import calibrate
 from sluice.runtime.clock import monotonic_ns, sleep_until
 from sluice.runtime.messages import LoadFailed
@@ -23,7 +24,7 @@ from sluice.runtime.word_pieces import ANSWER_VOCABULARY, MadeUpOutputs
 from sluice.telemetry import log
 from sluice.wiring.boot import ReplicaBoot
 from sluice.wiring.replica_life import Loaded, live
-from sluice.wiring.simulated import CHUNK_TOKENS_MAX, simulated_model
+from sluice.wiring.simulated import simulated_model
 
 _log = logging.getLogger("sluice.wiring.simulated_replica")  # as a program its name is __main__
 

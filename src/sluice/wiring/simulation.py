@@ -8,10 +8,10 @@ from sluice.config.sections import ModelSection
 from sluice.config.settings import Settings, conflicts
 from sluice.core.errors import ConfigError
 from sluice.planner.simulation import SimulatedFleet, SimulatedPool
-from sluice.planner.steady import Lengths
+from sluice.planner.steady import CHUNK_TOKENS_MAX, Lengths
 from sluice.wiring.gateway import pool_limits, tenant_limits
 from sluice.wiring.replica_life import batching_limits
-from sluice.wiring.simulated import CHUNK_TOKENS_MAX, is_simulated, simulated_model
+from sluice.wiring.simulated import is_simulated, simulated_model
 
 
 def simulated_fleet(settings: Settings, lengths: Lengths, load_ns: int) -> SimulatedFleet:

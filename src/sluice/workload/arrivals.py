@@ -7,12 +7,14 @@ see the same pattern, faster or slower.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import count
-from math import isfinite, sqrt
+from math import sqrt
 from random import Random
 
 from sluice.workload.asks import BadWorkload
 
-RATE_RPS_MAX = 1e7
+RATE_RPS_MIN, RATE_RPS_MAX = 1e-12, 1e7
+# What a figure of arrivals may be: times and rates beyond have no use, and overflow.
+OPTION_MIN, OPTION_MAX = 1e-6, 1e7
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +121,10 @@ def arrivals_named(text: str) -> Arrivals:
 
 def checked_rate(rate_rps: float) -> float:
     """``rate_rps``, if a workload can have it; raises ``BadWorkload``."""
-    if not isfinite(rate_rps) or not 0.0 < rate_rps <= RATE_RPS_MAX:
+    if not RATE_RPS_MIN <= rate_rps <= RATE_RPS_MAX:
         raise BadWorkload(
-            f"the rate must be above 0 and at most {RATE_RPS_MAX:g} requests per second, not "
-            f"{rate_rps:g}"
+            f"the rate must be above 0, {RATE_RPS_MIN:g} to {RATE_RPS_MAX:g} requests per second, "
+            f"not {rate_rps:g}"
         )
     return rate_rps
 
@@ -132,6 +134,8 @@ def _positive(what: str, text: str) -> float:
         value = float(text)
     except ValueError:
         raise BadWorkload(f"{what} is {text!r}, not a number") from None
-    if not isfinite(value) or value <= 0.0:
-        raise BadWorkload(f"{what} must be above 0, not {text.strip()}")
+    if not OPTION_MIN <= value <= OPTION_MAX:
+        raise BadWorkload(
+            f"{what} must be above 0, {OPTION_MIN:g} to {OPTION_MAX:g}, not {text.strip()}"
+        )
     return value

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-NS_PER_S = 1_000_000_000
-
 
 class BadWorkload(ValueError):
     """A workload that cannot be played: the message says where it is wrong and what to change."""

@@ -8,24 +8,28 @@ each one's bursts stays.
 
 import csv
 import gzip
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import merge
-from math import ceil
+from math import ceil, isfinite
 from operator import itemgetter
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from sluice.workload.arrivals import checked_rate
-from sluice.workload.asks import NS_PER_S, Ask, BadWorkload, Part, own_text
-from sluice.workload.lengths import Empirical
+from sluice.core.admission import NS_PER_S
+from sluice.workload.arrivals import RATE_RPS_MAX, checked_rate
+from sluice.workload.asks import Ask, BadWorkload, Part, own_text
+from sluice.workload.lengths import TOKENS_MAX, Empirical
 from sluice.workload.mixes import Mix
 from sluice.workload.synthetic import Names
 
 WINDOW_S = 600.0
+TIME_S_MAX = 1e11
+SHAPE_MIN = 1e-3
 _RATES, _TOKENS = "_rates_", "_token_quantiles_"
 _LAWS = ("Gamma", "Weibull")
 
@@ -75,14 +79,10 @@ class ServeGen:
                 raise BadWorkload(
                     f"{self.path}:{line}: client, t_s, rate_rps, p1 and p2 must be numbers"
                 ) from None
-            if window.law not in _LAWS or min(window.shape, window.scale) <= 0.0:
-                raise BadWorkload(
-                    f"{self.path}:{line}: dist is {window.law!r} with p1 {window.shape:g} and p2 "
-                    f"{window.scale:g}; it must be {' or '.join(_LAWS)} with both above 0"
-                )
+            _check(f"{self.path}:{line}", window)
             found[client].append(window)
-        if not found:
-            raise BadWorkload(f"{self.path} has no clients")
+        if not any(window.rate_rps for windows in found.values() for window in windows):
+            raise BadWorkload(f"{self.path} has no clients with a rate above 0")
         return found
 
     @cached_property
@@ -96,18 +96,16 @@ class ServeGen:
             )
         kept: dict[int, dict[str, Empirical]] = defaultdict(dict)
         for line, row in _rows(path):
-            shares = [name for name in row if name[:1] == "q"]
-            try:
-                quantiles = tuple((float(name[1:]) / 100, float(row[name])) for name in shares)
-                client = int(row["client"])
-            except (TypeError, ValueError):
-                raise BadWorkload(f"{path}:{line}: client and quantiles must be numbers") from None
-            kept[client].setdefault(row["field"], Empirical(quantiles))
-        return {
+            client, name, lengths = _lengths_in(f"{path}:{line}", row)
+            kept[client].setdefault(name, lengths)
+        found = {
             client: (fields["input_tokens"], fields["output_tokens"])
             for client, fields in sorted(kept.items())
             if {"input_tokens", "output_tokens"} <= fields.keys()
         }
+        if not found:
+            raise BadWorkload(f"{path} has no client with both input_tokens and output_tokens")
+        return found
 
     @property
     def mean_rate_rps(self) -> float:
@@ -167,6 +165,40 @@ class ServeGen:
         return others[client % len(others)]
 
 
+def _check(where: str, window: Window) -> None:
+    """Raises ``BadWorkload`` where no requests can come by it."""
+    if not (0.0 <= window.start_s <= TIME_S_MAX and 0.0 <= window.rate_rps <= RATE_RPS_MAX):
+        raise BadWorkload(
+            f"{where}: t_s is {window.start_s:g} and rate_rps {window.rate_rps:g}; they must be 0 "
+            f"or more, and at most {TIME_S_MAX:g} and {RATE_RPS_MAX:g}"
+        )
+    # A smaller scale would be more requests in a window than there is any use for.
+    least = 1.0 / RATE_RPS_MAX
+    known = window.law in _LAWS and isfinite(window.shape) and isfinite(window.scale)
+    if not known or window.shape < SHAPE_MIN or window.scale < least:
+        raise BadWorkload(
+            f"{where}: dist is {window.law!r} with p1 {window.shape:g} and p2 {window.scale:g}; it "
+            f"must be {' or '.join(_LAWS)} with p1 at least {SHAPE_MIN:g} and p2 {least:g}"
+        )
+
+
+def _lengths_in(where: str, row: Mapping[str, str]) -> tuple[int, str, Empirical]:
+    """Client, what is measured, and its distribution. Raises ``BadWorkload``."""
+    try:
+        # The name of fields beyond the header is None.
+        quantiles = tuple(
+            (float(name[1:]) / 100, float(value))
+            for name, value in row.items()
+            if name and name[0] == "q"
+        )
+        client, measured = int(row["client"]), row["field"]
+    except (KeyError, TypeError, ValueError):
+        raise BadWorkload(f"{where}: client and quantiles must be numbers of a field") from None
+    if not quantiles or any(not 0.0 <= tokens <= TOKENS_MAX for _, tokens in quantiles):
+        raise BadWorkload(f"{where}: quantiles q… must be there, of 0 to {TOKENS_MAX:,} tokens")
+    return client, measured, Empirical(quantiles)
+
+
 def _gaps(law: str, draw: Random) -> Callable[[float, float], float]:
     """Draws gaps by shape and scale."""
     if law == "Gamma":
@@ -178,7 +210,7 @@ def _header(path: Path) -> list[str]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             return file.readline().strip().split(",")
-    except (OSError, EOFError, UnicodeDecodeError):
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error):
         return []
 
 
@@ -188,5 +220,5 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             reader = csv.DictReader(file)
             for row in reader:
                 yield reader.line_num, row
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
         raise BadWorkload(f"cannot read {path}: {error}") from None

@@ -17,6 +17,7 @@ Every row is checked, and whatever is wrong is told with its line and what to ch
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -157,7 +158,7 @@ def _records(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]
             yield reader.line_num, record
     except UnicodeDecodeError:
         raise BadWorkload(f"the trace {path} is not UTF-8 text, nor gzip of it") from None
-    except (gzip.BadGzipFile, EOFError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise BadWorkload(f"the trace {path} is damaged: {error}") from None
 
 
@@ -167,7 +168,7 @@ def _json_records(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, 
             continue
         try:
             record = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadWorkload(f"{path}:{line}: not JSON: {error}") from None
         if not isinstance(record, dict):
             raise BadWorkload(f"{path}:{line}: not a JSON object")
@@ -230,7 +231,7 @@ class _Reading:
         value = self._field(line, record, role)
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = float("nan")
         if not isfinite(number):
             name = self._columns.names[role]
@@ -272,6 +273,6 @@ class _Reading:
         parts: Sequence[Any] = value.split() if isinstance(value, str) else value
         try:
             return tuple(int(part) for part in parts)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             name = self._columns.names["blocks"]
             raise BadWorkload(f"{self._path}:{line}: {name} is not a list of numbers") from None

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
+from sluice.core.admission import NS_PER_S
 from sluice.workload.arrivals import checked_rate
-from sluice.workload.asks import NS_PER_S, Ask, BadWorkload, Part, own_text, shared_text
+from sluice.workload.asks import Ask, BadWorkload, Part, own_text, shared_text
 from sluice.workload.mixes import Mix
 from sluice.workload.synthetic import Names
 from sluice.workload.trace_rows import Columns, TraceRow, trace_rows
