@@ -206,19 +206,20 @@ def measure_long(session: Session) -> None:
         for number in range(CHATS)
     ]
 
-    def longs(first_s: float, every_s: float, number: int) -> list[Ask]:
+    def longs(what: str, first_s: float, every_s: float, number: int) -> list[Ask]:
+        """Prompts of their own for each run: those of another one may still be cached."""
         return [
             Ask(
-                f"long-{index}", first_s + every_s * index, LONG_PROMPT_TOKENS, LONG_OUTPUT_TOKENS,
-                "long",
+                f"long-{what}-{index}", first_s + every_s * index, LONG_PROMPT_TOKENS,
+                LONG_OUTPUT_TOKENS, "long",
             )
             for index in range(number)
         ]  # fmt: skip
 
     session.played("long-chats", Plan(tuple(chats), 5.0, 18.0, 18.0))
-    session.played("long-alone", Plan(tuple(longs(0.0, 12.0, 2)), 0.0, 24.0, 26.0))
+    session.played("long-alone", Plan(tuple(longs("alone", 0.0, 12.0, 2)), 0.0, 24.0, 26.0))
     # Two cores take about 8 s for such a prompt beside the chats: more often and they would queue.
-    beside = Plan((*chats, *longs(5.0, 9.0, 3)), 5.0, 32.0, 36.0)
+    beside = Plan((*chats, *longs("beside", 5.0, 9.0, 3)), 5.0, 32.0, 36.0)
     session.played("long-beside", beside)
 
 

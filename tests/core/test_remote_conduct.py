@@ -24,7 +24,7 @@ from sluice.core.pools import LOAD_NS_UNKNOWN
 from sluice.core.request import EndReason, PhaseTimes, Rung, Usage
 from sluice.core.window import FIRST
 from tests.core.fleet_rig import Driver, dispatched, rejects, request
-from tests.core.test_remote_fleet import WIDE, failed, gone, remote, with_fallback, woken
+from tests.core.test_remote_fleet import MANY, WIDE, failed, gone, remote, with_fallback, woken
 
 ONCE = RemoteLimits(retries=RetryLimits(per_request=0))
 
@@ -78,22 +78,31 @@ def one_full() -> Driver:
     return driver
 
 
-def test_a_retry_does_not_go_at_once_to_the_replica_that_failed_where_the_other_is_full():
+def test_a_retry_waits_for_a_full_replica_before_it_goes_to_the_one_that_failed():
     driver = one_full()
     assert driver.at(1, failed("x0")) == []
-    ((at_s, effect),) = woken(driver, 2)
+    ((at_s, effect),) = woken(driver, 4)
     assert isinstance(effect, Dispatch)
     assert (effect.request_id, effect.replica_id) == ("x0", "a")
-    assert at_s >= 1.025
+    assert at_s == pytest.approx(1 + MANY.retries.wait_ns_max / 1e9, abs=0.1)
 
 
-def test_a_retry_that_waits_goes_to_the_other_replica_when_that_has_a_place():
+def test_others_go_to_the_replica_that_failed_one_while_that_waits():
     driver = one_full()
     driver.at(1, failed("x0"))
-    driver.complete(1.01, "x1")
-    ((_, effect),) = woken(driver, 2)
+    assert dispatched(driver.arrive(1.1, request("y"))) == [("y", "a")]
+
+
+@pytest.mark.parametrize("free_s", [1.01, 2.0])
+def test_a_retry_that_waits_goes_to_the_other_replica_when_that_has_a_place(free_s):
+    driver = one_full()
+    driver.at(1, failed("x0"))
+    assert woken(driver, free_s) == []
+    driver.complete(free_s, "x1")
+    ((at_s, effect),) = woken(driver, 4)
     assert isinstance(effect, Dispatch)
     assert effect.replica_id == "b"
+    assert at_s <= free_s + 0.06
 
 
 # ----------------------------------------------------------------------------------- all are gone

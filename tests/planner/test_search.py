@@ -90,6 +90,19 @@ def question_of(targets, **changes):
     return replace(question, **changes)
 
 
+def test_the_simulated_replica_takes_the_chunks_that_were_asked_for(monkeypatch):
+    chunks = set()
+
+    def played(_workload, fleet, **_more):
+        chunks.add(fleet.pools[0].batching.chunk_tokens_max)
+        return outcome(1.0)
+
+    monkeypatch.setattr("sluice.planner.search.simulate", played)
+    for chunk in (512.0, 8192.0):
+        simulated(plan(question_of(Targets(1.0, 0.05), chunk_tokens=chunk)), 500)
+    assert chunks == {512, 8192}
+
+
 def test_a_plan_that_simulation_refutes_is_refused_with_what_lone_requests_have(monkeypatch):
     closed = plan(question_of(Targets(1.0, 0.05)))
     misses = outcome(0.5)

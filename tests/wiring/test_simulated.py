@@ -3,10 +3,13 @@
 import pytest
 
 from sluice.config.sections import ModelSection
+from sluice.config.settings import Settings
 from sluice.core.costmodel import Load
 from sluice.core.errors import ModelLoadError
 from sluice.planner.estimate import BATCH_MAX
+from sluice.planner.steady import CHUNK_TOKENS_MAX, Lengths
 from sluice.wiring.simulated import simulated_model
+from sluice.wiring.simulation import simulated_pool
 
 
 def model(source, **settings):
@@ -20,6 +23,13 @@ def test_more_devices_hold_more_and_are_faster():
     assert four.times.predict_ns(load) < two.times.predict_ns(load)
     assert four.limits.sequences_max == BATCH_MAX
     assert four.facts.context_tokens_max == 131_072
+
+
+def test_a_step_takes_what_a_plan_assumes_where_nobody_says_otherwise():
+    section = ModelSection("sim:llama-3.1-8b@h100")
+    pool = simulated_pool("m", section, Settings(), Lengths(1000, 200))
+    assert pool.batching.chunk_tokens_max == CHUNK_TOKENS_MAX
+    assert pool.batching.sequences_max <= BATCH_MAX
 
 
 def test_a_name_without_a_number_is_one_device_even_where_it_ends_like_one():

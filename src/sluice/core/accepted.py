@@ -45,13 +45,13 @@ class Accepted:
     """A request that was not refused and has not ended.
 
     It waits in its pool's queue or is on board of the replica ``replica_id``. ``number``
-    counts arrivals. ``due_ns`` ends its wait, ``ttft_due_ns`` is its first token's due time,
-    ``None`` where no promise about it is made. ``attempts`` counts dispatches and ``losses`` the
-    replicas lost under it, ``tried`` are the remote replicas that failed it. ``wait`` is the number
-    of its present wait, ``None`` while it is on board. ``chain`` stands for its prompt's blocks,
-    ``cached`` are the tokens of them that a replica probably has. ``claim`` are the tokens that it
-    was predicted to take when it was accepted, ``tokens`` reached its client. ``over`` says that it
-    has ended.
+    counts arrivals. ``due_ns`` ends its wait, in the queue or for a replica that has not failed it,
+    ``ttft_due_ns`` is its first token's due time, ``None`` where no promise about it is made.
+    ``attempts`` counts dispatches and ``losses`` the replicas lost under it, ``tried`` are the
+    remote replicas that failed it. ``wait`` is the number of its present wait, ``None`` while it is
+    on board. ``chain`` stands for its prompt's blocks, ``cached`` are the tokens of them that a
+    replica probably has. ``claim`` are the tokens that it was predicted to take when it was
+    accepted, ``tokens`` reached its client. ``over`` says that it has ended.
 
     ``predicted_wait_ns`` and ``predicted_first_ns`` are its wait and the time to its first token as
     predicted when it began to wait at ``accepted_ns``, without margin; ``None`` where it started at

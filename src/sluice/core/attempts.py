@@ -1,8 +1,8 @@
 """What becomes of a request whose replica failed it or was lost; when no attempt is worth making.
 
 Called by ``core/fleet.py`` with the pool of the request's model. An attempt is repeated only where
-its client has seen nothing and the budget has a retry left; then another replica goes first, and
-where there is none the same one is asked again after a wait.
+its client has seen nothing and the budget has a retry left; then another replica goes first, for
+which it waits a little, and where there is none the same one is asked again after a wait.
 """
 
 from heapq import heappop, heappush
@@ -43,6 +43,7 @@ def tried_again(
     if not pool.retries.take(retries):
         return False
     if wait_ns:
+        accepted.due_ns = now_ns + pool.retries.limits.wait_ns_max
         heappush(pool.resting, (now_ns + wait_ns, accepted.number, accepted))
     else:
         pool.enqueue(accepted, now_ns)
@@ -69,6 +70,14 @@ def _wait_ns(pool: Pool, accepted: Accepted, now_ns: int) -> int | None:
             case never:
                 assert_never(never)
     return min(waits_ns, default=None)
+
+
+def _waits_for_others(pool: Pool, accepted: Accepted, now_ns: int) -> bool:
+    """Whether a replica that was not tried is only full, and its place may yet be waited for."""
+    return now_ns < accepted.due_ns and any(
+        replica.id not in accepted.tried and isinstance(replica.opening(now_ns), OpenNow)
+        for replica in pool.ready()
+    )
 
 
 def ended(pool: Pool, accepted: Accepted, event: Ended, now_ns: int) -> Usage:
@@ -109,6 +118,9 @@ def rested(pool: Pool, now_ns: int) -> list[Accepted]:
         wait_ns = _wait_ns(pool, accepted, now_ns)
         if wait_ns is None or wait_ns > pool.retries.limits.wait_ns_max:
             hopeless.append(accepted)
+        elif wait_ns and _waits_for_others(pool, accepted, now_ns):
+            again_ns = now_ns + pool.retries.limits.wait_ns_min
+            heappush(pool.resting, (again_ns, accepted.number, accepted))
         else:
             pool.enqueue(accepted, now_ns)
     return hopeless

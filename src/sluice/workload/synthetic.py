@@ -77,7 +77,7 @@ class Synthetic:
         numbers = count()
         pending: list[tuple[int, int, _Session]] = []
         starts = self.arrivals.seconds(rate_rps, Random(f"{seed}/arrivals"))
-        fresh = zip(starts, self._sessions(seed, 0), strict=False)
+        fresh = zip(starts, self._sessions(seed, 2), strict=False)
         for at_s, session in merge(self._under_way(rate_rps, seed), fresh, key=itemgetter(0)):
             start_ns = round(at_s * NS_PER_S)
             heappush(pending, (start_ns, session.text, session))
@@ -91,12 +91,11 @@ class Synthetic:
                 if more:
                     heappush(pending, (at_ns + round(think_s * NS_PER_S), text, of))
 
-    def _sessions(self, seed: int, parity: int) -> Iterator["_Session"]:
-        """Sessions with even or odd numbers, each with a text of its own; 0 is the system's."""
-        names = Names(self.mix, seed if not parity else f"{seed}/under-way")
-        return (
-            _Session(f"{seed}/{number}", number, names.draw()) for number in count(2 - parity, 2)
-        )
+    def _sessions(self, seed: int, first: int) -> Iterator["_Session"]:
+        """Sessions with every second number from ``first``, each with a text and names of its own;
+        0 is the system's text."""
+        names = Names(self.mix, f"{seed}/{first}")
+        return (_Session(f"{seed}/{number}", number, names.draw()) for number in count(first, 2))
 
     def _under_way(self, rate_rps: float, seed: int) -> Iterator[tuple[float, "_Session"]]:
         """The next turns of the sessions that began before, by time.
