@@ -192,7 +192,8 @@ def long_tables(source: Source) -> list[Table]:
 
 
 def _slo(engine: str, name: str) -> str:
-    return "" if engine in {"fcfs", "static"} else name
+    """The class of such requests: only the ``slo`` policy is told one."""
+    return name if engine == "slo" else ""
 
 
 def _longs(outcomes: Sequence[Outcome]) -> list[Outcome]:
