@@ -47,6 +47,9 @@ OVER_SHARE = 10.0  # times its share that the greedy tenant sends
 MODEST_SHARE = 0.5  # of its share that the other one sends
 FAIRNESS_S_MIN = {"live": 60.0, "virtual": 400.0}
 RETRY_LOAD = 1.5
+ROUNDS = 5
+ROUND_STEPS = (1.5, 2.0, 4.0)
+ROUND_S = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,12 +253,28 @@ def measure_retry(session: Session) -> None:
     session.played("retry", plan, retry=True)
 
 
+def measure_rounds(session: Session) -> None:
+    """Loads in turn and several times: a machine whose speed moves is as fast for all of them."""
+    settings, span = session.settings, Span(ROUND_S, warm_s=4.0, tail_s=2.0, drain_s=6.0)
+    for number in range(ROUNDS):
+        for step in ROUND_STEPS:
+            rate = step * capacity_of(session, "poisson")
+            plan = span.plan(poisson(rate, span, settings.seed + number))
+            session.played(round_key(number, step), plan)
+
+
+def round_key(number: int, step: float) -> str:
+    """Under which one load of one round is kept."""
+    return f"round{number}-{step:g}x"
+
+
 MEASURE: Mapping[str, Callable[[Session], None]] = {
     "capacity": measure_capacity,
     "goodput": measure_goodput,
     "long": measure_long,
     "fairness": measure_fairness,
     "retry": measure_retry,
+    "rounds": measure_rounds,
 }
 # Scenarios that only sluice with its slo policy can show.
-SLO_ONLY = frozenset({"fairness", "retry"})
+SLO_ONLY = frozenset({"fairness", "retry", "rounds"})

@@ -21,9 +21,12 @@ from benchmarks.load.outcomes import Outcome, Run
 from benchmarks.load.scenarios import (
     LIVE_STEPS,
     MIXES,
+    ROUND_STEPS,
+    ROUNDS,
     VIRTUAL_STEPS,
     Settings,
     requests_per_s,
+    round_key,
 )
 from benchmarks.load.store import Share, Store, Table
 from benchmarks.load.sweeps import AGREE_STEPS, KNOB_LOADS, KNOBS, knob_key
@@ -263,6 +266,31 @@ def retry_tables(source: Source) -> list[Table]:
     return _table(f"Clients that come back when told to ({source.world})", columns, rows)
 
 
+def rounds_tables(source: Source) -> list[Table]:
+    """Goodput of each round over the best of that round at this load or a lower one."""
+    goods: dict[float, list[float]] = {step: [] for step in ROUND_STEPS}
+    shares: dict[float, list[float]] = {step: [] for step in ROUND_STEPS}
+    for number in range(ROUNDS):
+        peak = 1e-9
+        for step in ROUND_STEPS:
+            run = source.run("slo", round_key(number, step))
+            if run is None:
+                return []
+            good = goodput(run, source.settings.targets).good
+            peak = max(peak, good)
+            goods[step].append(good)
+            shares[step].append(good / peak)
+    columns = ("load", "good, req/s, median", "least", "greatest", "of own peak, median", "least")
+    rows: list[tuple[Cell, ...]] = [
+        (
+            f"{step:g}×", median(goods[step]), min(goods[step]), max(goods[step]),
+            Share(median(shares[step])), Share(min(shares[step])),
+        )
+        for step in ROUND_STEPS
+    ]  # fmt: skip
+    return _table(f"Goodput, poisson, in {ROUNDS} rounds ({source.world})", columns, rows)
+
+
 def knob_tables(source: Source) -> list[Table]:
     """Throughput against p99, setting by setting. Of tenants, the TTFT is the modest one's."""
     columns = (
@@ -337,6 +365,7 @@ TABLES: Mapping[str, MakeTables] = {
     "long": long_tables,
     "fairness": fairness_tables,
     "retry": retry_tables,
+    "rounds": rounds_tables,
     "policies": policy_tables,
     "knobs": knob_tables,
     "agree": agree_tables,
