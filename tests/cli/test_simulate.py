@@ -70,7 +70,7 @@ def test_two_runs_with_one_seed_print_and_write_the_same(tmp_path, capsys):
 def test_our_trace_is_played_at_a_rate(capsys):
     document = found(
         capsys, "simulate", "--trace", "azure-conv", "--rate", "20", *FLEET, *TARGETS,
-        "--requests", "50",
+        "--requests", "50", "--warm-up", "0",
     )  # fmt: skip
     assert document["requests"] == 50
     assert document["offered_rps"] == pytest.approx(20, rel=0.7)
@@ -79,7 +79,7 @@ def test_our_trace_is_played_at_a_rate(capsys):
 def test_lengths_of_a_trace_are_drawn_for_other_arrivals(capsys):
     document = found(
         capsys, "simulate", "--lengths", "azure-code", "--rate", "10", "--arrivals", "constant",
-        *FLEET, *TARGETS, "--requests", "60",
+        *FLEET, *TARGETS, "--requests", "60", "--warm-up", "0",
     )  # fmt: skip
     assert document["offered_rps"] == pytest.approx(10, rel=0.02)
     assert 0 < document["output_tokens"] / 60 < 100
