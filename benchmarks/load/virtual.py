@@ -44,7 +44,6 @@ from sluice.runtime.virtual_fleet import VirtualFleet
 
 BEGAN_NS = 1_000_000_000
 END_TOKEN = 0
-GIVE_UP_NS = 2_000_000  # what OpenVINO takes to give a running step up
 Knobs = Mapping[str, float]
 
 
@@ -58,7 +57,6 @@ class NoisyExecutor:
             limits, calibration.coefficients, output_tokens=lengths, end_token=END_TOKEN
         )
         self._ratios = calibration.ratios
-        self.give_up_ns = GIVE_UP_NS
         self._draw = Random(seed)
         self.load = self._executor.load
         self.end_sequence = self._executor.end_sequence

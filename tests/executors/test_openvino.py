@@ -99,26 +99,6 @@ def alone(exact: OpenVinoExecutor) -> list[list[int]]:
     return [generate(exact, [Generation(n, p)])[0] for n, p in enumerate(PROMPTS)]
 
 
-class GivingUp:
-    """Gives each step up at the first question and computes it again."""
-
-    def __init__(self, executor: OpenVinoExecutor) -> None:
-        self.executor = executor
-        self.open_sequence, self.end_sequence = executor.open_sequence, executor.end_sequence
-        self.given_up = 0
-
-    def run(self, plan: Plan):
-        self.given_up += self.executor.run_while(plan, lambda: False) is None
-        return self.executor.run(plan)
-
-
-def test_a_step_that_is_given_up_changes_nothing_that_counts(exact, alone):
-    executor = GivingUp(exact)
-    generations = [Generation(n, p) for n, p in enumerate(PROMPTS[:4])]
-    assert generate(executor, generations, chunk=16) == alone[:4]
-    assert executor.given_up > 4
-
-
 def test_exact_output_equals_genai_greedy_on_the_same_ir(smollm2_folder, alone):
     import openvino as ov  # noqa: PLC0415
     import openvino_genai as genai  # noqa: PLC0415

@@ -11,7 +11,6 @@ is the same alone, in any batch and with the prompt in any chunks.
 """
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import openvino as ov
@@ -28,7 +27,7 @@ from sluice.executors.openvino_graph import (
     StepGraph,
     compile_step_graph,
 )
-from sluice.executors.openvino_inference import always, infer, sample, warm_up
+from sluice.executors.openvino_inference import infer, sample, warm_up
 from sluice.executors.openvino_inputs import StepInputs, check_tokens
 from sluice.executors.openvino_memory import (
     KvDemand,
@@ -109,12 +108,6 @@ class OpenVinoExecutor:
 
     def run(self, plan: Plan) -> Outcome:
         """Compute a plan. When it raises ``StepError``, only KV cells of the plan have changed."""
-        outcome = self.run_while(plan, always)
-        assert outcome is not None, "a step that is wanted is not given up"
-        return outcome
-
-    def run_while(self, plan: Plan, wanted: Callable[[], bool]) -> Outcome | None:
-        """See ``Interruptible``. OpenVINO stops between two operations of the graph."""
         start_ns = time.monotonic_ns()
         assert self._graph is not None, "run before load"
         assert self._limits is not None, "run before load"
@@ -127,8 +120,7 @@ class OpenVinoExecutor:
         self._pages.reach(max(block for row in plan.rows for block in row.blocks))
         self._inputs.fill(plan.rows)
         filled_ns = time.monotonic_ns()
-        if not infer(self._request, wanted):
-            return None
+        infer(self._request)
         inferred_ns = time.monotonic_ns()
         self.inferred_ns += inferred_ns - filled_ns
         sampled, logprobs = sample(self._request, sampling_rows, states)

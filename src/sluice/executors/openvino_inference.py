@@ -1,10 +1,10 @@
-"""Running a compiled step, giving it up half way, and choosing tokens from what it gave.
+"""Running a compiled step, and choosing tokens from what it gave.
 
 Called by ``openvino`` for every step. What a step computes and what follows from it is decided
 elsewhere.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sluice.core.request import SequenceId
@@ -15,33 +15,17 @@ from sluice.executors.openvino_graph import BLOCK_SIZE
 from sluice.executors.openvino_inputs import StepInputs
 from sluice.executors.sampling import NoTokenLeft, SequenceSampling, choose_tokens
 
-# How often it is asked whether the step is still wanted: a fraction of the shortest step.
-WANTED_MS = 3
 
+def infer(request: Any) -> None:
+    """Compute what the inputs of an ``openvino.InferRequest`` hold. Raises ``StepError``.
 
-def infer(request: Any, wanted: Callable[[], bool]) -> bool:
-    """Compute what the inputs of an ``openvino.InferRequest`` hold; false where it was given up.
-
-    OpenVINO stops between two operations of the graph. Raises ``StepError``.
+    It is not given up half way: after ``cancel`` the shapes that the processor plugin keeps for its
+    operations no longer agree, and one of ten steps that follow fails.
     """
-    given_up = False
     try:
-        request.start_async()
-        while not request.wait_for(WANTED_MS):
-            if not given_up and not wanted():
-                given_up = True
-                request.cancel()
-        request.wait()
+        request.infer()
     except RuntimeError as error:
-        if given_up:
-            return False
         raise StepError(f"OpenVINO failed to compute the step: {error}") from error
-    return True
-
-
-def always() -> bool:
-    """Whether a step is wanted that nothing goes before."""
-    return True
 
 
 def sample(

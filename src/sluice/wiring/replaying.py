@@ -23,9 +23,6 @@ from sluice.wiring.replica_life import batching_limits
 from sluice.wiring.simulated import is_simulated
 from sluice.wiring.simulation import check, simulated_pool
 
-# How long OpenVINO takes to give a running step up, at most about so long.
-GIVE_UP_NS = 2_000_000
-
 
 def settings_of(recorded: Recorded, loaded: Loaded) -> Settings:
     """The settings with the models, replicas and classes of the journal where they name none."""
@@ -92,7 +89,6 @@ def _recorded_pool(
         ServiceClasses(settings.slo, settings.tenants, after.slo),
         lambda after_ns: speed.ratio(began_ns + after_ns),
         replica.cost,
-        GIVE_UP_NS,
     )
 
 
