@@ -160,7 +160,7 @@ LAYERS = {
     "executor": ("simulated", "base"),
     "replica": (
         "replica", "batching", "batch", "policies", "residency", "seats", "sequence", "roster",
-        "kv", "lengths", "lifecycle", "costmodel", "expiries", "interruption", "step",
+        "kv", "lengths", "lifecycle", "costmodel", "expiries", "step",
     ),
     "fleet": (
         "fleet", "fleet_replica", "pools", "door", "queue", "routing", "service", "feasibility",

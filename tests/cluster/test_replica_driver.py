@@ -114,20 +114,14 @@ def submit(name: str, output: int = 5, grammar: str | None = None, **more) -> Su
     return Submit(request, GREEDY, rules, grammar)
 
 
-def run(
-    *script: Sequence[ToReplica],
-    failures=None,
-    clock=None,
-    executor_type=FakeExecutor,
-    cost=None,
-) -> tuple[Inbox, FakeExecutor]:
+def run(*script: Sequence[ToReplica], failures=None, clock=None) -> tuple[Inbox, FakeExecutor]:
     inbox = Inbox(*script)
     told = ReplicaLimits(
         LIMITS.context_tokens_max, LIMITS.block_size, LIMITS.blocks_total, LIMITS.sequences_max
     )
-    executor = executor_type(told, failures=failures)
+    executor = FakeExecutor(told, failures=failures)
     executor.load()
-    replica = Replica(LIMITS, cost or FixedCostModel(Coefficients()))
+    replica = Replica(LIMITS, FixedCostModel(Coefficients()))
     ticks = iter(range(0, 10**12, 10_000_000))
     driver = ReplicaDriver(
         replica, executor, Texts(), inbox, clock or (lambda: next(ticks)), record_nothing
@@ -182,35 +176,6 @@ def test_a_cancel_at_any_look_ends_the_request_once(looks):
     inbox, _ = run([submit("a", 6), submit("b", 6)], *([()] * looks), [Cancel("a"), Cancel("a")])
     assert inbox.ending("a").reason in {EndReason.CANCELLED, EndReason.LENGTH}
     assert inbox.ending("b").reason is EndReason.LENGTH
-
-
-class Patient(FakeExecutor):
-    """Asks three times in each step whether it is wanted."""
-
-    def run_while(self, plan, wanted):
-        for _ in range(3):
-            if not wanted():
-                self.plans.append(plan)
-                return None
-        return self.run(plan)
-
-
-def crowd(tier: int) -> list[Submit]:
-    return [submit(name, 12, tier=tier) for name in ("a", "bb", "ccc")]
-
-
-@pytest.mark.parametrize("looks", range(12))
-def test_a_step_is_given_up_for_a_stricter_request_and_nothing_is_lost(looks):
-    slow = FixedCostModel(Coefficients(step_ns=10**12))
-    script = [crowd(tier=5), *([()] * looks), [submit("dddd", 3, tier=1)]]
-    inbox, executor = run(*script, executor_type=Patient, cost=slow)
-    plain, _ = run(crowd(tier=5))
-    for name in ("a", "bb", "ccc"):
-        assert inbox.ending(name).reason is EndReason.LENGTH
-        assert inbox.text(name) == plain.text(name)
-    assert inbox.ending("dddd").reason is EndReason.LENGTH
-    steps = [plan.step for plan in executor.plans]
-    assert steps == list(range(1, len(steps) + 1))
 
 
 def test_a_cancel_of_nobody_is_ignored():

@@ -15,7 +15,6 @@ from sluice.testing.replicas import ReplicaRun, executor_limits
 
 MS = 1_000_000
 S = 1_000_000_000
-GIVE_UP_NS = 2 * MS
 COEFFICIENTS = Coefficients(10e6, 0.5e6, 1e6, 0.0, 0.0)  # 10 ms + 0.5 ms per token + 1 ms per row
 
 
@@ -25,7 +24,6 @@ def limits_of(policy=BatchingPolicy.SLO, **fields):
 
 def run_of(limits):
     executor = SimulatedExecutor(executor_limits(limits), COEFFICIENTS)
-    executor.give_up_ns = GIVE_UP_NS
     return ReplicaRun(limits, executor, FixedCostModel(COEFFICIENTS))
 
 

@@ -20,7 +20,6 @@ from sluice.core.events import (
     SequenceEnded,
     StepDone,
     StepFailed,
-    StepGivenUp,
     Submitted,
     WakeAt,
     Woken,
@@ -181,16 +180,6 @@ class ReplicaMachine(RuleBasedStateMachine):
         rows = plan.rows
         blamed = () if which is None else (rows[which % len(rows)].sequence,)
         self.handle(StepFailed(plan.step, blamed, "scripted"))
-
-    @precondition(running)
-    @rule(spent_ms=st.integers(0, 40), computed=st.booleans())
-    def give_up(self, spent_ms, computed):
-        plan = self.replica.running
-        assert plan is not None
-        self.now_ns += spent_ms * MS
-        if computed:
-            self.executor.run(plan)  # the cells are written, the result is not told
-        self.handle(StepGivenUp(plan.step, spent_ms * MS))
 
     @rule(which=st.integers(0, 40))
     def cancel(self, which):

@@ -59,17 +59,6 @@ class StepFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class StepGivenUp:
-    """The running plan was given up after ``duration_ns``, as ``Interrupt`` asked.
-
-    The KV cells it wrote are void; its rows are planned again.
-    """
-
-    step: int
-    duration_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class Draining:
     """No further request will be submitted; what is here ends by ``deadline_ns`` or is ended."""
 
@@ -81,29 +70,16 @@ class Woken:
     """A time asked for with ``WakeAt`` has come."""
 
 
-ReplicaEvent = Submitted | Cancelled | StepDone | StepFailed | StepGivenUp | Draining | Woken
+ReplicaEvent = Submitted | Cancelled | StepDone | StepFailed | Draining | Woken
 
 # ------------------------------------------------------------------------------ replica: effects
 
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """Compute this plan. At most one is outstanding.
-
-    ``StepDone`` or ``StepFailed`` answers it, or ``StepGivenUp`` where ``Interrupt`` asked for it.
-    """
+    """Compute this plan. At most one is outstanding; ``StepDone`` or ``StepFailed`` answers it."""
 
     plan: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupt:
-    """Give the running step up, where that is still possible: something else goes first.
-
-    A driver that cannot ignores it.
-    """
-
-    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +148,7 @@ class Drained:
     """Nothing is left on this replica after ``Draining``."""
 
 
-ReplicaEffect = RunStep | Interrupt | Emit | SequenceEnded | End | Report | WakeAt | Drained
+ReplicaEffect = RunStep | Emit | SequenceEnded | End | Report | WakeAt | Drained
 
 # --------------------------------------------------------------------------------- fleet: events
 

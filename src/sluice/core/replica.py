@@ -29,12 +29,10 @@ from sluice.core.events import (
     SequenceEnded,
     StepDone,
     StepFailed,
-    StepGivenUp,
     Submitted,
     Woken,
 )
 from sluice.core.expiries import Expiries
-from sluice.core.interruption import Interruption
 from sluice.core.lifecycle import SequenceState
 from sluice.core.request import EndReason, Request
 from sluice.core.roster import BatchingLimits
@@ -61,7 +59,6 @@ class Replica:
         self._generations: dict[str, Generation] = {}
         self._expiries = Expiries()
         self._running: tuple[Plan, Batch] | None = None
-        self._interruption = Interruption(limits.policy)
         self._steps = 0
         self._step_ns = 0
         self._sequences_seen = 0
@@ -81,8 +78,6 @@ class Replica:
                 self._end_request(request_id, EndReason.CANCELLED, "", now_ns, effects)
             case StepFailed():
                 self._step_failed(event, now_ns, effects)
-            case StepGivenUp():
-                self._step_given_up(event, now_ns, effects)
             case Draining(deadline_ns):
                 self._drain_ns = deadline_ns
             case Woken():
@@ -93,7 +88,6 @@ class Replica:
         if self._running is None:
             batch = self._batching.plan(now_ns)
             if batch is not None:
-                self._interruption.began(now_ns)
                 effects.append(self._run(batch))
         effects.append(self._batching.report(self._step_ns, new=isinstance(event, Submitted)))
         drain_ns = self._drain_ns if self._generations else None
@@ -147,8 +141,6 @@ class Replica:
         self._expiries.add(request)
         for sequence in generation.sequences:
             self.roster.enter(sequence)
-        newcomer = generation.sequences[0]
-        effects += self._interruption.for_newcomer(newcomer, self._running, self.roster, now_ns)
 
     # ------------------------------------------------------------------------------------ steps
 
@@ -164,7 +156,6 @@ class Replica:
         for duration_ns in durations_ns:
             bounded_ns = min(duration_ns, int(RATIO_MAX * (mean_ns or predicted_ns)))
             mean_ns = mean_ns + (bounded_ns - mean_ns) // STEPS_KEPT if mean_ns else bounded_ns
-            self._interruption.took(duration_ns)
         self._step_ns = mean_ns
 
     def _finished_step(self, step: int) -> tuple[Plan, Batch]:
@@ -198,12 +189,6 @@ class Replica:
         blamed = blamed or [row.sequence for row in plan.rows]
         for sequence in blamed:
             self._end_request(sequence.request_id, EndReason.FAILED, event.error, now_ns, effects)
-        self._settle(now_ns, effects)
-
-    def _step_given_up(self, event: StepGivenUp, now_ns: int, effects: Effects) -> None:
-        self._finished_step(event.step)
-        self._running = None
-        self._interruption.lost(event.duration_ns)
         self._settle(now_ns, effects)
 
     # ---------------------------------------------------------------------------------- endings

@@ -5,9 +5,9 @@ no text. It is driven by one thread. Batching policy lives in ``core``; stop str
 detokenising live in ``runtime``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from sluice.core.events import ReplicaLimits
 from sluice.core.request import SequenceId
@@ -65,19 +65,6 @@ def check_plan(plan: Plan, limits: ReplicaLimits) -> None:
         if not written.isdisjoint(own):
             raise StepError("two rows write to one block", blamed)
         written.update(own)
-
-
-@runtime_checkable
-class Interruptible(Protocol):
-    """The further ability of an executor that can give a step up half way."""
-
-    def run_while(self, plan: Plan, wanted: Callable[[], bool]) -> Outcome | None:
-        """Compute a plan while ``wanted``, which is asked every few milliseconds.
-
-        ``None`` where it was given up: then only KV cells of the plan have changed. Raises
-        ``StepError``.
-        """
-        ...
 
 
 class StepExecutor(Protocol):

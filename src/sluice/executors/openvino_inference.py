@@ -20,7 +20,7 @@ def infer(request: Any) -> None:
     """Compute what the inputs of an ``openvino.InferRequest`` hold. Raises ``StepError``.
 
     It is not given up half way: after ``cancel`` the shapes that the processor plugin keeps for its
-    operations no longer agree, and one of ten steps that follow fails.
+    operations no longer agree, and a step that follows may fail.
     """
     try:
         request.infer()

@@ -54,8 +54,6 @@ class SimulatedExecutor:
         self._end_token = end_token
         self._vocab_size = vocab_size
         self._checked = checked
-        self.give_up_ns: int | None = None
-        """How long it takes to give a running step up; ``None``, as on GPUs, where none is."""
         self._scripts: dict[SequenceId, _Script] = {}
         self._opened = 0
 

@@ -76,7 +76,6 @@ class SimulatedPool:
 
     ``ratio`` says by how much a step differs from ``times`` at a time after the workload began.
     ``cost`` is what replicas know of their speed when they start, ``None`` where they know all.
-    ``give_up_ns`` is how long it takes to give a running step up, ``None`` where none is.
     """
 
     limits: PoolLimits
@@ -85,7 +84,6 @@ class SimulatedPool:
     classes: ServiceClasses
     ratio: Callable[[int], float] | None = None
     cost: CostState | None = None
-    give_up_ns: int | None = None
 
     def request(self, ask: Ask, at_ns: int, prompt: tuple[int, ...], attempt: int = 1) -> Request:
         """What the fleet is told at ``at_ns``, by the rules that calls of clients go through."""
@@ -314,7 +312,6 @@ class Simulation:
         pool = self._pools[self._model_of[replica_id]]
         limits = pool.batching.replica
         executor = FaultyExecutor(limits, self._condition(replica_id), self._output_tokens)
-        executor.give_up_ns = pool.give_up_ns
         cost = self._cost(pool, executor)
         replica = Replica(pool.batching, cost)
         if self._recording is not None:

@@ -15,7 +15,6 @@ from sluice.core.events import (
     Draining,
     Emit,
     End,
-    Interrupt,
     ReplicaEffect,
     ReplicaEvent,
     Report,
@@ -23,7 +22,6 @@ from sluice.core.events import (
     SequenceEnded,
     StepDone,
     StepFailed,
-    StepGivenUp,
     Submitted,
     WakeAt,
     Woken,
@@ -31,7 +29,7 @@ from sluice.core.events import (
 from sluice.core.replica import Replica
 from sluice.core.request import EndReason, PhaseTimes, SequenceId, Usage
 from sluice.core.step import Plan
-from sluice.executors.base import Interruptible, Outcome, StepError, StepExecutor
+from sluice.executors.base import StepError, StepExecutor
 from sluice.runtime.generation import Fault
 from sluice.runtime.messages import (
     Cancel,
@@ -75,7 +73,6 @@ class ReplicaDriver:
         self._clock = clock
         self._record = record
         self._plan: Plan | None = None
-        self._wanted = True
         self._wake_at_ns: int | None = None
         self._drained = False
         self._choices: dict[str, int] = {}
@@ -132,36 +129,20 @@ class ReplicaDriver:
             self._handle(Submitted(request))
 
     def _step(self, plan: Plan) -> None:
-        self._plan, self._wanted = None, True
+        self._plan = None
         self._flush()
-        began_ns = self._clock()
         try:
-            outcome = self._compute(plan)
+            outcome = self._executor.run(plan)
         except StepError as error:
             _log.error("step %d failed: %s", plan.step, error)
             self._take(self._channel.receive(0.0))
             self._handle(StepFailed(plan.step, error.blamed, str(error)))
-            return
-        if outcome is None:
-            self._handle(StepGivenUp(plan.step, self._clock() - began_ns))
             return
         looked = self._texts.look(outcome.sampled, outcome.logprobs)
         self._take(self._channel.receive(0.0))
         self._handle(StepDone(plan.step, looked, outcome.duration_ns))
         for request_id in self._texts.broken:
             self._handle(Cancelled(request_id))
-
-    def _compute(self, plan: Plan) -> Outcome | None:
-        """The result of a plan, ``None`` where something that came meanwhile goes first."""
-        executor = self._executor
-        if isinstance(executor, Interruptible):
-            return executor.run_while(plan, self._still_wanted)
-        return executor.run(plan)
-
-    def _still_wanted(self) -> bool:
-        self._take(self._channel.receive(0.0))
-        self._flush()
-        return self._wanted
 
     def _handle(self, event: ReplicaEvent) -> None:
         now_ns = self._clock()
@@ -176,8 +157,6 @@ class ReplicaDriver:
         match effect:
             case RunStep():
                 self._plan = effect.plan
-            case Interrupt():
-                self._wanted = False
             case Emit():
                 self._outgoing += self._texts.take(effect.sampled)
             case SequenceEnded():

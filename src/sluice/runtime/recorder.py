@@ -14,7 +14,6 @@ from sluice.core.events import (
     RunStep,
     StepDone,
     StepFailed,
-    StepGivenUp,
 )
 from sluice.core.roster import BatchingLimits
 from sluice.core.step import Plan, Row
@@ -40,7 +39,7 @@ class Recorder:
         """Record an event, when it came, and what was decided."""
         for entry in self._recording.record(event, now_ns, effects):
             self._append(entry)
-        if isinstance(event, StepDone | StepFailed | StepGivenUp):
+        if isinstance(event, StepDone | StepFailed):
             self._record_step(event, now_ns, effects)
         for effect in effects:
             if isinstance(effect, RunStep):
@@ -55,7 +54,7 @@ class Recorder:
 
     def _record_step(
         self,
-        event: StepDone | StepFailed | StepGivenUp,
+        event: StepDone | StepFailed,
         now_ns: int,
         effects: Sequence[ReplicaEffect],
     ) -> None:
@@ -69,7 +68,7 @@ class Recorder:
                 self._replica_id,
                 plan.step,
                 plan.predicted_ns,
-                0 if isinstance(event, StepFailed) else event.duration_ns,
+                event.duration_ns if isinstance(event, StepDone) else 0,
                 tuple(row.sequence for row in plan.rows if _is_decode(row)),
                 tuple(
                     records.Chunk(*row.sequence, len(row.tokens), row.past_tokens)
@@ -79,15 +78,9 @@ class Recorder:
                 blocks_free=0 if report is None else report.blocks_free,
                 running=0 if report is None else report.running,
                 waiting=0 if report is None else report.waiting,
-                error=_error(event),
+                error=event.error if isinstance(event, StepFailed) else "",
             )
         )
-
-
-def _error(event: StepDone | StepFailed | StepGivenUp) -> str:
-    if isinstance(event, StepGivenUp):
-        return "given up for a request that goes first"
-    return event.error if isinstance(event, StepFailed) else ""
 
 
 def _is_decode(row: Row) -> bool:

@@ -28,7 +28,6 @@ from sluice.core.events import (
     SequenceEnded,
     StepDone,
     StepFailed,
-    StepGivenUp,
     Submitted,
     Woken,
 )
@@ -89,7 +88,6 @@ KINDS: Mapping[str, type[Recorded]] = {
         Cancelled,
         StepDone,
         StepFailed,
-        StepGivenUp,
         Draining,
         Woken,
         PlanShape,

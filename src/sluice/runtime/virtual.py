@@ -16,7 +16,6 @@ from sluice.core.events import (
     Drained,
     Emit,
     End,
-    Interrupt,
     ReplicaEffect,
     ReplicaEvent,
     Report,
@@ -24,7 +23,6 @@ from sluice.core.events import (
     SequenceEnded,
     StepDone,
     StepFailed,
-    StepGivenUp,
     Submitted,
     WakeAt,
     Woken,
@@ -64,16 +62,6 @@ class Foreseeing(Protocol):
         ...
 
 
-@runtime_checkable
-class Stoppable(Protocol):
-    """The further ability of an executor whose running steps can be given up.
-
-    That takes ``give_up_ns``; ``None`` where it can not be done, as on GPUs.
-    """
-
-    give_up_ns: int | None
-
-
 Observer = Callable[[str, ReplicaEvent, int, Sequence[ReplicaEffect]], None]
 
 
@@ -87,21 +75,16 @@ def ignore(
 class _Seat:
     """One replica in the driver. ``wakes`` counts wishes: only the latest one is fulfilled.
 
-    Its step began at ``began_ns`` and is over at ``done_ns``; ``given_up`` is the last step that
-    has no result. ``held`` is a stretch that goes on, from its start; ``holds`` counts them.
-    Once it is not ``present`` nothing more happens to it.
+    ``held`` is a stretch that goes on, from its start; ``holds`` counts them. Once it is not
+    ``present`` nothing more happens to it.
     """
 
     id: str
     replica: Replica
     executor: StepExecutor
     foreseeing: Foreseeing | None
-    give_up_ns: int | None
     present: bool = True
     wakes: int = 0
-    began_ns: int = 0
-    done_ns: int = 0
-    given_up: int = 0
     held: tuple[Stretch, int] | None = None
     holds: int = 0
     choices: dict[str, int] = field(default_factory=dict)
@@ -138,8 +121,7 @@ class VirtualDriver:
     def add(self, replica_id: str, replica: Replica, executor: StepExecutor) -> None:
         """Add a replica; its executor is loaded."""
         foreseeing = executor if isinstance(executor, Foreseeing) else None
-        give_up_ns = executor.give_up_ns if isinstance(executor, Stoppable) else None
-        self._seats[replica_id] = _Seat(replica_id, replica, executor, foreseeing, give_up_ns)
+        self._seats[replica_id] = _Seat(replica_id, replica, executor, foreseeing)
 
     def remove(self, replica_id: str) -> None:
         """Take a replica away, as if its process had ended: what it was doing never happens."""
@@ -186,8 +168,6 @@ class VirtualDriver:
             match effect:
                 case RunStep():
                     plan = effect.plan
-                case Interrupt():
-                    self._give_up(seat, effect.step)
                 case SequenceEnded():
                     seat.executor.end_sequence(effect.sequence)
                 case End():
@@ -241,22 +221,7 @@ class VirtualDriver:
         if ends and not ends.isdisjoint([token[1] for token in sampled]):
             sampled = tuple(self._stopped(token) for token in sampled)
         done = StepDone(plan.step, sampled, outcome.duration_ns)
-        seat.began_ns, seat.done_ns = start_ns, start_ns + outcome.duration_ns
-        self.call_at(seat.done_ns, partial(self._done, seat, done))
-
-    def _done(self, seat: _Seat, done: StepDone) -> None:
-        if done.step > seat.given_up:
-            self._handle(seat, done)
-
-    def _give_up(self, seat: _Seat, step: int) -> None:
-        """End the running step without a result, unless that is there before."""
-        if seat.give_up_ns is None or seat.given_up >= step:
-            return
-        at_ns = self.now_ns + seat.give_up_ns
-        if at_ns >= seat.done_ns:
-            return
-        seat.given_up = step
-        self.call_at(at_ns, partial(self._handle, seat, StepGivenUp(step, at_ns - seat.began_ns)))
+        self.call_at(start_ns + outcome.duration_ns, partial(self._handle, seat, done))
 
     def _foreseen(self, seat: _Seat, plan: Plan) -> Stretch | None:
         """The steps that follow if nothing happens to the replica, ``None`` where that is one."""
