@@ -100,7 +100,7 @@ def goodput_tables(source: Source) -> list[Table]:
         "engine", "load", "offered, req/s", "good, req/s", "of own peak", "good, tokens/s",
         "of own peak in tokens", "met of admitted", "refused", "TTFT p50, s", "TTFT p99, s",
         "TPOT p99, s", "refused after a wait", "refusal at the door p99, ms: client", "server",
-        "preemptions", "send lag p99, ms", "client, of a core",
+        "preemptions", "send lag p99, ms", "client, of a core", "engine, output tokens/s",
     )  # fmt: skip
     for mix in MIXES:
         rows: list[tuple[Cell, ...]] = []
@@ -122,7 +122,7 @@ def goodput_tables(source: Source) -> list[Table]:
                         one.tpot_s_p99 or None, Share(one.refused_waiting), refused,
                         run.facts.get("refuse_ms_p99"),
                         _whole(run.facts.get("preemptions")), one.lag_s_p99 * 1e3,
-                        run.facts.get("client_cpu_share"),
+                        run.facts.get("client_cpu_share"), run.facts.get("output_tokens_per_s"),
                     )
                 )  # fmt: skip
         tables += _table(f"Goodput, {mix} ({source.world})", columns, rows)
@@ -161,7 +161,7 @@ def long_tables(source: Source) -> list[Table]:
     p99 alone; prefill may have the rest, so a long prompt is allowed its time alone over that rest.
     """
     columns = (
-        "engine", "ITL p50 alone, s", "ITL p99 alone, s", "ITL p99 beside, s", "ratio",
+        "engine", "ITL p50 alone, s", "ITL p99 alone, s", "ITL p99 beside, s", "ratio", "worst, s",
         "TTFT long alone, s", "beside, s", "beside, worst, s", "allowed, s", "ratio to allowed",
         "chats and long prompts served beside",
     )  # fmt: skip
@@ -186,8 +186,8 @@ def long_tables(source: Source) -> list[Table]:
         rows.append(
             (
                 LABELS[engine], median(quiet_s), quantile(quiet_s, 0.99), quantile(busy_s, 0.99),
-                quantile(busy_s, 0.99) / quantile(quiet_s, 0.99), median(alone_s), median(waits_s),
-                max(waits_s), allowed_s, median(waits_s) / allowed_s,
+                quantile(busy_s, 0.99) / quantile(quiet_s, 0.99), max(busy_s), median(alone_s),
+                median(waits_s), max(waits_s), allowed_s, median(waits_s) / allowed_s,
                 f"{chats_served} and {longs_served}",
             )
         )  # fmt: skip
