@@ -1,4 +1,4 @@
-"""Options that several subcommands share: the settings file and ``--set``."""
+"""Options that several subcommands share, and what a wrong one ends with."""
 
 import json
 from collections.abc import Callable
@@ -44,3 +44,9 @@ def _parse_overrides(
         return tuple(parse_override(text) for text in texts)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+class BadInput(click.ClickException):
+    """Something that cannot be done as asked; exits with 2."""
+
+    exit_code = 2

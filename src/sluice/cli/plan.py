@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from sluice.cli.options import print_json
+from sluice.cli.options import BadInput, print_json
 from sluice.cli.plan_document import document, explanations, slots_document
 from sluice.cli.plan_page import write_page
 from sluice.cli.plan_question import answer, answer_slots, entries_of, missing
@@ -98,17 +98,11 @@ class _Duration(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
-class _BadInput(click.ClickException):
-    """A question that is wrong by itself."""
-
-    exit_code = 2
-
-
 def _refused(error: CannotPlan) -> click.ClickException:
     """That no fleet does what was asked is a finding, and exits with 1."""
     if isinstance(error, NoFleet):
         return click.ClickException(str(error))
-    return _BadInput(str(error))
+    return BadInput(str(error))
 
 
 def _print_list(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:

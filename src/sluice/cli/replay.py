@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from sluice.cli.options import print_json, settings_options
-from sluice.cli.simulate import BadInput, load_ns
+from sluice.cli.options import BadInput, print_json, settings_options
+from sluice.cli.simulate import load_ns
 from sluice.cli.simulate_report import document, print_beside
 from sluice.cli.telling import Told
 from sluice.config.load import load_settings

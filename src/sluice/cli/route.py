@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 import numpy as np
 
-from sluice.cli.options import json_option, print_json
+from sluice.cli.options import BadInput, json_option, print_json
 from sluice.cli.route_report import document, print_card, print_evaluation, write_plots
 from sluice.cli.stages import Stages
 from sluice.complexity.classifier import Card, Classifier
@@ -51,12 +51,6 @@ and strong, or with prompt and scores by model, of which --pair names two. Plain
 \b
 Exit codes: 0 done, 2 bad input.
 """
-
-
-class BadInput(click.ClickException):
-    """Something that cannot be done as asked."""
-
-    exit_code = 2
 
 
 def _outcome_options(function: F) -> F:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from sluice.cli.options import print_json, settings_options
+from sluice.cli.options import BadInput, print_json, settings_options
 from sluice.cli.simulate_report import document, print_outcome
 from sluice.cli.simulate_workload import WorkloadWanted, workload_options, workload_wanted
 from sluice.cli.telling import Told
@@ -47,12 +47,6 @@ Azure's, Mooncake's, BurstGPT's or ServeGen's traces, or any other with --column
 \b
 Exit codes: 0 done, 2 bad input.
 """
-
-
-class BadInput(click.ClickException):
-    """A simulation that cannot be run as asked."""
-
-    exit_code = 2
 
 
 @click.command(epilog=_EPILOG)
