@@ -1,0 +1,1 @@
+"""Measures endpoints: plans of load, a client that keeps to them, what the answers mean."""
