@@ -26,6 +26,7 @@ from sluice.core.events import (
     Arrived,
     AttemptFailed,
     Dispatch,
+    DrainReplica,
     Ended,
     Fail,
     FleetDraining,
@@ -41,11 +42,13 @@ from sluice.core.events import (
     ReplicaReady,
     ReplicaReported,
     Retarget,
+    Scaled,
     Shorten,
     StartReplica,
     StopReplica,
     Tick,
     WakeAt,
+    WarmReplica,
 )
 from sluice.core.fleet import Fleet
 from sluice.core.pools import PoolView
@@ -381,7 +384,7 @@ class FleetDriver:
                 self._members[effect.replica_id].send(Cancel(effect.request_id))
             case Fail():
                 self._calls.end_here(effect.request_id, effect.reason, effect.error)
-            case StartReplica():
+            case StartReplica() | WarmReplica():
                 self._load_failures.pop(effect.replica_id, None)
                 self._members[effect.replica_id].start()
             case StopReplica():
@@ -390,6 +393,8 @@ class FleetDriver:
                 task = asyncio.get_running_loop().create_task(member.stop())
                 self._departures.add(task)
                 task.add_done_callback(self._departures.discard)
+            case DrainReplica() | Scaled():
+                pass
             case WakeAt():
                 self._wake_at(effect.at_ns)
             case _:

@@ -371,9 +371,53 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class StartReplica:
-    """Start (again) the process of this replica."""
+    """Let this replica serve: start its process (again), or wake it where it is loaded and warm.
+
+    ``ReplicaReady`` answers when it can be given requests. ``reason`` is why, for those who look
+    back; so it is in the effects that follow.
+    """
 
     replica_id: str
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmReplica:
+    """Keep this replica loaded and without requests: start its process where there is none.
+
+    One that has a process may free what it can load again within seconds. ``ReplicaReady`` answers
+    where it was started; it is woken by ``StartReplica``.
+    """
+
+    replica_id: str
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReplica:
+    """This replica gets nothing more, what it has goes on; for those who must know beforehand.
+
+    ``StopReplica`` or ``WarmReplica`` follows when it is empty, ``StartReplica`` where it is needed
+    again after all, which ``ReplicaReady`` need not answer.
+    """
+
+    replica_id: str
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """How many replicas of ``model`` are to serve changed from ``before`` to ``number``.
+
+    ``reason`` is the term that decided, ``terms`` are what was compared, by name. Nothing is to be
+    done: the effects on single replicas are told beside it.
+    """
+
+    model: str
+    before: int
+    number: int
+    reason: str
+    terms: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,11 +445,14 @@ class Retarget:
 
 @dataclass(frozen=True, slots=True)
 class StopReplica:
-    """Stop this replica for good: it has left and holds no request. Nothing more is heard of it."""
+    """End the process of this replica, which holds no request. Nothing more is heard of it, until
+    ``StartReplica`` or ``WarmReplica`` begins anew, which may come while it still ends."""
 
     replica_id: str
+    reason: str = field(default="", compare=False)
 
 
 FleetEffect = (
-    Dispatch | Reject | Abort | Fail | StartReplica | StopReplica | Shorten | Retarget | WakeAt
-)
+    Dispatch | Reject | Abort | Fail | StartReplica | WarmReplica | DrainReplica | StopReplica
+    | Scaled | Shorten | Retarget | WakeAt
+)  # fmt: skip

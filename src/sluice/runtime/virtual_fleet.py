@@ -15,6 +15,7 @@ from sluice.core.events import (
     Arrived,
     Cancelled,
     Dispatch,
+    DrainReplica,
     Emit,
     End,
     Ended,
@@ -30,12 +31,14 @@ from sluice.core.events import (
     ReplicaReported,
     Report,
     Retarget,
+    Scaled,
     Shorten,
     StartReplica,
     StopReplica,
     Submitted,
     Tick,
     WakeAt,
+    WarmReplica,
 )
 from sluice.core.fleet import Fleet
 from sluice.core.replica import Replica
@@ -147,11 +150,13 @@ class VirtualFleet:
             case Abort():
                 if effect.replica_id in self._up:
                     self.driver.at(now_ns, effect.replica_id, Cancelled(effect.request_id))
-            case StartReplica():
+            case StartReplica() | WarmReplica():
                 start = partial(self._start, effect.replica_id)
                 self.driver.call_at(now_ns + self._load_ns, start)
             case StopReplica():
                 self._up.discard(effect.replica_id)
+            case DrainReplica() | Scaled():
+                pass
             case WakeAt():
                 self._wishes += 1
                 self.driver.call_at(effect.at_ns, partial(self._tick, self._wishes))
