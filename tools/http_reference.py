@@ -72,6 +72,8 @@ _WHAT = {
     "/admin/replicas": "state of each replica",
     "/admin/config": "every setting in force and where it comes from; secrets masked",
     "/admin/reload": "reads the settings again and applies what can change without a restart",
+    "/admin/events": "notes what happened elsewhere (`what`, `details`), such as a rollout of an "
+    "engine, in the journal",
     "/admin/replicas/{id}": "`/drain` gives a replica no more requests, `/undrain` uses it again",
 }
 

@@ -31,6 +31,7 @@ from sluice.runtime.streams import PieceStream
 from sluice.runtime.templates import ChatTemplate
 from sluice.telemetry.journal import JournalWriter
 from sluice.telemetry.metrics import Metrics
+from sluice.telemetry.records import Deployment
 from sluice.testing.executors import FakeExecutor
 from sluice.testing.processes import FakeProcess
 from tests.runtime.gguf_files import byte_level_values, tokenizer_of
@@ -113,7 +114,7 @@ class OverloadRig:
         self.metrics = Metrics(list(replicas.values()), slo_classes=list(slo))
         classes = ServiceClasses(slo, sections, slo_default)
         models = {name: _served(name, classes) for name in replicas.values()}
-        observer = Observer(self.metrics, journal, clock, {"version": "1"})
+        observer = Observer(self.metrics, journal, clock, Deployment(0, "", {"version": "1"}))
         self.driver = FleetDriver(
             fleet=Fleet(pools, chance=Random(1), tenants=tenants, restarts=RESTARTS),
             models=models,

@@ -31,6 +31,7 @@ from sluice.runtime.streams import PieceStream
 from sluice.runtime.templates import ChatTemplate
 from sluice.telemetry.journal import JournalWriter
 from sluice.telemetry.metrics import Metrics
+from sluice.telemetry.records import Deployment
 from sluice.testing.executors import FakeExecutor
 from sluice.testing.processes import FakeProcess, VirtualTimeLoop
 from tests.runtime.gguf_files import byte_level_values, tokenizer_of
@@ -94,7 +95,9 @@ class Rig:
             return process
 
         models = {"tiny": served or served_model()}
-        self.observer = Observer(self.metrics, journal, self.clock, {"version": "1"})
+        self.observer = Observer(
+            self.metrics, journal, self.clock, Deployment(0, "", {"version": "1"})
+        )
         self.driver = FleetDriver(
             fleet=Fleet([pool], chance=Random(1)),
             models=models,

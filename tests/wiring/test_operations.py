@@ -285,9 +285,21 @@ def test_changes_are_in_the_journal_by_name(run):
     ask(running.server, "POST", "/admin/replicas/tiny-0/drain", headers=ADMIN)
     running.server.call(running.rig.gateway.close)
     records = [entry.record for entry in JournalReader(running.folder / "journal").entries()]
-    changes = {one.what: one.details for one in records if isinstance(one, Deployment)}
-    assert changes["reload"] == {"applied": "tenants.acme.weight", "needs_restart": "journal.keep"}
-    assert changes["drain"] == {"replica": "tiny-0"}
+    changes = {one.what: one for one in records if isinstance(one, Deployment)}
+    told = {"applied": "tenants.acme.weight", "needs_restart": "journal.keep"}
+    assert changes["reload"].details == told
+    assert changes["reload"].settings["tenants.acme.weight"] == "7.0"
+    assert changes["drain"].details == {"replica": "tiny-0"}
+
+
+def test_events_of_the_operator_are_in_the_journal_as_such(run):
+    running = run()
+    body = {"what": "rollout", "details": {"engine": "vllm 0.33"}}
+    assert post(running.server, "/admin/events", body, ADMIN).status == 200
+    running.server.call(running.rig.gateway.close)
+    records = [entry.record for entry in JournalReader(running.folder / "journal").entries()]
+    (noted,) = [one for one in records if isinstance(one, Deployment) and one.what == "rollout"]
+    assert (noted.details, noted.source) == ({"engine": "vllm 0.33"}, "operator")
 
 
 def test_a_renewed_certificate_is_shown_after_a_reload(run, tmp_path):

@@ -6,8 +6,9 @@ moment its text is handed to its stream. Nothing is decided here.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
+
+from msgspec import structs
 
 from sluice.cluster.timings import TEXT_CHARS_MAX, CallTexts, CallTiming
 from sluice.core import events
@@ -31,7 +32,7 @@ _EARLY_WINDOW_NS = 1_000_000_000
 class Observer:
     """Measures calls. ``journal`` is ``None`` where none is kept.
 
-    ``deployment`` says what is served, in words for the journal; nothing secret.
+    ``deployment`` says what is served; nothing secret. Its name and time are filled in here.
     """
 
     def __init__(
@@ -39,12 +40,12 @@ class Observer:
         metrics: Metrics,
         journal: Journal | None,
         clock: Callable[[], int],
-        deployment: Mapping[str, str] = MappingProxyType({}),
+        deployment: records.Deployment | None = None,
     ) -> None:
         self._metrics = metrics
         self._journal = journal
         self._clock = clock
-        self._deployment = dict(deployment)
+        self.deployment = deployment or records.Deployment(0, "")
         self._timings: dict[str, CallTiming] = {}
         self._incarnations: dict[str, int] = {}
         self._early_since_ns = clock()
@@ -353,11 +354,13 @@ class Observer:
 
     def deployed(self, what: str) -> None:
         """The deployment started, or began to drain."""
-        self._write(records.Deployment(self._clock(), what, self._deployment))
+        self.changed(structs.replace(self.deployment, what=what))
 
-    def changed(self, what: str, details: Mapping[str, str]) -> None:
-        """The operator changed something, in words; nothing secret."""
-        self._write(records.Deployment(self._clock(), what, dict(details)))
+    def changed(self, deployment: records.Deployment) -> None:
+        """Something changed at this moment; nothing secret."""
+        if deployment.settings:
+            self.deployment = deployment
+        self._write(structs.replace(deployment, t_ns=self._clock()))
 
     def know_classes(self, slo_classes: Sequence[str]) -> None:
         """Count requests of these classes by name from now on."""

@@ -11,6 +11,7 @@ from sluice.cluster.classes import ServiceClasses
 from sluice.cluster.fleet_driver import FleetDriver, Launch
 from sluice.cluster.observer import Observer
 from sluice.core.events import Reconfigured
+from sluice.telemetry.records import Deployment
 
 
 class Operated:
@@ -28,7 +29,7 @@ class Operated:
         limits: Reconfigured,
         classes: Mapping[str, ServiceClasses],
         launch: Launch,
-        told: Mapping[str, str],
+        told: Deployment,
     ) -> None:
         """Hold to other limits, and to other classes by model.
 
@@ -38,9 +39,19 @@ class Operated:
         for name, served in self._models.items():
             served.classes = classes[name]
             self._observer.know_classes(classes[name].names)
-        self._observer.changed("reload", told)
+        self._observer.changed(told)
 
     def drain_replica(self, replica_id: str, *, on: bool) -> None:
         """Give a replica nothing more, or use it again. Raises ``KeyError`` for an unknown id."""
         self._driver.drain_replica(replica_id, on=on)
-        self._observer.changed("drain" if on else "undrain", {"replica": replica_id})
+        verb = "drain" if on else "undrain"
+        self.note(Deployment(0, verb, {"replica": replica_id}))
+
+    @property
+    def deployment(self) -> Deployment:
+        """What is served since the last change of it."""
+        return self._observer.deployment
+
+    def note(self, event: Deployment) -> None:
+        """Put something that happened at this moment into the journal."""
+        self._observer.changed(event)

@@ -1,14 +1,17 @@
-"""Routes for the operator, below ``/admin``: state of replicas, settings, reload, draining.
+"""Routes for the operator, below ``/admin``: replicas, settings, reload, draining, events.
 
 Who may call them is decided in ``auth``: the admin key, which no API key is. What a change means is
 the business of ``Operations``. No key, no prompt and no output is ever shown here.
 """
 
+from typing import Annotated
 from urllib.parse import unquote_to_bytes
 
-from sluice.core.errors import ConfigError
+import msgspec
+
+from sluice.core.errors import ConfigError, InvalidRequest
 from sluice.server.exchange import Exchange
-from sluice.server.ports import Gateway, Operations
+from sluice.server.ports import Gateway, Operations, OperatorEvent
 from sluice.server.problems import settings_refused, unknown_path
 from sluice.server.sse import encode_json
 from sluice.server.stamp import Stamp
@@ -50,6 +53,42 @@ async def reload(
         "warnings": list(reloaded.warnings),
     }
     await exchange.reply(200, encode_json(body))
+
+
+class _Event(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``/admin/events``."""
+
+    what: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
+    details: Annotated[
+        dict[
+            Annotated[str, msgspec.Meta(min_length=1, max_length=64)],
+            Annotated[str, msgspec.Meta(max_length=256)],
+        ],
+        msgspec.Meta(max_length=32),
+    ] = {}
+
+
+async def note_event(
+    operations: Operations, exchange: Exchange, _gateway: Gateway, _stamp: Stamp
+) -> None:
+    """``POST /admin/events``: something happened that may explain a change, such as a rollout.
+
+    The server notes its own starts and changed settings; this is for what it cannot see.
+    """
+    event = await exchange.understood(_event_read)
+    operations.note(OperatorEvent(event.what, event.details))
+    await exchange.reply(200, encode_json({"noted": event.what}))
+
+
+def _event_read(body: bytes) -> _Event:
+    try:
+        return msgspec.json.decode(body, type=_Event)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(
+            'Send {"what": "rollout", "details": {"engine": "vllm 0.33"}}: a name of up to 64 '
+            "lower-case letters, digits and any of _.- and, if wanted, up to 32 texts of up to 256 "
+            f"characters by name. {error}"
+        ) from None
 
 
 async def move_replica(

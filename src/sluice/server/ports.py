@@ -1,6 +1,6 @@
 """All that the HTTP server knows about the rest of sluice: protocols declared by their consumer."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -93,6 +93,17 @@ class Reloaded:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorEvent:
+    """Something that the operator says has happened: a rollout, a change of an engine.
+
+    ``what`` is a short name of its kind, ``details`` are texts by name.
+    """
+
+    what: str
+    details: Mapping[str, str]
+
+
 class Operations(Protocol):
     """What the operator may do to a running server."""
 
@@ -109,6 +120,10 @@ class Operations(Protocol):
 
     def drain_replica(self, replica_id: str, *, on: bool) -> None:
         """Give a replica nothing more and let it finish what it has, or use it again."""
+        ...
+
+    def note(self, event: OperatorEvent) -> None:
+        """Record an event at this moment, for whoever asks later what changed."""
         ...
 
 

@@ -82,6 +82,7 @@ def routes(operations: Operations | None = None, *, remote: bool = False) -> Rou
     changing = {
         b"/admin/config": Route("GET", partial(admin.settings, operations)),
         b"/admin/reload": Route("POST", partial(admin.reload, operations)),
+        b"/admin/events": Route("POST", partial(admin.note_event, operations)),
     }
     moving = {admin.REPLICAS_PREFIX: Route("POST", partial(admin.move_replica, operations))}
     return Routes({**here, **changing}, {**BEGINNINGS, **moving})

@@ -226,11 +226,29 @@ class PolicyRecord(Record, frozen=True):
 # ------------------------------------------------------------------------------------ the server
 
 
+class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A setting before and after, each empty where it does not exist."""
+
+    before: str
+    after: str
+
+
 class Deployment(Record, frozen=True):
-    """Something changed that may explain a change in behaviour: a start, a stop, a setting."""
+    """Something changed that may explain a change in behaviour: a start, a stop, a setting.
+
+    ``settings`` are all that matter to how requests are served, as text, facts of model files among
+    them; ``digest`` is theirs. ``changed`` tells what is different from the deployment before, also
+    from the last run of the server. All three are empty for an event that changes no setting.
+    ``source`` is ``operator`` for what was told through ``POST /admin/events``.
+    """
 
     what: str
     details: dict[str, str] = {}
+    version: str = ""
+    digest: str = ""
+    settings: dict[str, str] = {}
+    changed: dict[str, Change] = {}
+    source: Literal["sluice", "operator"] = "sluice"
 
 
 class Gap(Record, frozen=True):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sluice.core.errors import ConfigError
-from sluice.server.ports import Reloaded, Setting
+from sluice.server.ports import OperatorEvent, Reloaded, Setting
 
 
 @dataclass
@@ -16,6 +16,7 @@ class FakeOperations:
     problems: tuple[str, ...] = ()
     reloads: int = 0
     draining: dict[str, bool] = field(default_factory=dict)
+    noted: list[OperatorEvent] = field(default_factory=list)
 
     def settings(self) -> Sequence[Setting]:
         """``in_force``."""
@@ -31,3 +32,7 @@ class FakeOperations:
     def drain_replica(self, replica_id: str, *, on: bool) -> None:
         """Note the wish."""
         self.draining[replica_id] = on
+
+    def note(self, event: OperatorEvent) -> None:
+        """Keep the event."""
+        self.noted.append(event)

@@ -35,10 +35,13 @@ from sluice.runtime.prepare import prepare_model
 from sluice.runtime.templates import ChatTemplate
 from sluice.runtime.tokenizing import TextTokens, Tokenizer
 from sluice.runtime.word_pieces import WordPieces
+from sluice.telemetry.deployments import keep_deployment, last_deployment
 from sluice.telemetry.metrics import Metrics
+from sluice.telemetry.records import Deployment
 from sluice.wiring.boot import ReplicaBoot
 from sluice.wiring.defaults import models_of
 from sluice.wiring.deployment import PreparedModel, deployment
+from sluice.wiring.in_force import reloaded, started
 from sluice.wiring.journal import open_journal
 from sluice.wiring.remote import (
     RemoteIds,
@@ -108,7 +111,7 @@ def make_gateway(
         else:
             served[name] = _served(here[name], settings, trial)
     told = deployment(models) | remote_deployment(sections)
-    observer = _observer(settings, list(sections), told)
+    observer = _observer(settings, list(sections), _started(settings, models, told))
     fleet = Fleet(
         pools_of(sections, model_of),
         chance=random.SystemRandom(),
@@ -135,7 +138,18 @@ def pools_of(
     )
 
 
-def _observer(settings: Settings, models: Sequence[str], told: Mapping[str, str]) -> Observer:
+def _started(
+    settings: Settings, models: Sequence[PreparedModel], told: Mapping[str, str]
+) -> Deployment:
+    """What begins, with what is different from the last run that wrote to the same journal."""
+    folder = settings.journal.dir if settings.journal.enabled else None
+    now = started(settings, models, told, None if folder is None else last_deployment(folder))
+    if folder is not None:
+        keep_deployment(folder, now.settings)
+    return now
+
+
+def _observer(settings: Settings, models: Sequence[str], told: Deployment) -> Observer:
     journal = open_journal(settings.journal, "gateway")
     metrics = Metrics(
         models,
@@ -237,7 +251,8 @@ def reconfigure(
 ) -> None:
     """Let what settings say of models, classes and tenants hold while requests run.
 
-    ``ids`` are those that the gateway was made with. ``told`` are words for the journal.
+    ``ids`` are those that the gateway was made with. ``told`` are words for the journal, which gets
+    what is different from before.
     """
     sections = models_of(settings)
     model_of = {one.id: one.model for pool in gateway.pools() for one in pool.replicas}
@@ -256,5 +271,10 @@ def reconfigure(
     }
     gateway.relaying = relaying(sections)
     gateway.operated.reconfigure(
-        limits, classes, lambda one, listener: launches[one](one, listener), told
+        limits,
+        classes,
+        lambda one, listener: launches[one](one, listener),
+        reloaded(gateway.operated.deployment, settings, told),
     )
+    if settings.journal.enabled:
+        keep_deployment(settings.journal.dir, gateway.operated.deployment.settings)

@@ -26,9 +26,10 @@ from sluice.server.app import create_app
 from sluice.server.bodies import Bodies
 from sluice.server.current_app import CurrentApp
 from sluice.server.exchange import AsgiApp
-from sluice.server.ports import Reloaded, Setting
+from sluice.server.ports import OperatorEvent, Reloaded, Setting
 from sluice.server.stamp import Sources
 from sluice.server.transport import Transport
+from sluice.telemetry.records import Deployment
 from sluice.wiring.defaults import models_of
 from sluice.wiring.gateway import reconfigure
 from sluice.wiring.remote import RemoteIds
@@ -90,6 +91,12 @@ class RunningServer:
         """Give a replica nothing more, or use it again."""
         self.gateway.operated.drain_replica(replica_id, on=on)
         _log.info("replica %s %s", replica_id, "gets no more requests" if on else "is used again")
+
+    def note(self, event: OperatorEvent) -> None:
+        """Put an event into the journal; see ``server.ports.Operations``."""
+        told = Deployment(0, event.what, dict(event.details), source="operator")
+        self.gateway.operated.note(told)
+        _log.info("event %s noted", event.what)
 
     def _apply(self, after: Loaded, change: Merged) -> Reloaded:
         """Let the settings hold. What can fail comes before anything is changed."""
