@@ -13,7 +13,7 @@ from typing import Protocol, assert_never
 
 from sluice.cluster.calls import AnyModel, LiveCalls
 from sluice.cluster.forward import Forward, understood
-from sluice.cluster.local import ReplicaListener, ReplicaProcess
+from sluice.cluster.placement.replica import PlacedReplica, ReplicaListener
 from sluice.cluster.observer import Observer
 from sluice.cluster.readiness import crash_loops, is_whole, readiness, serves
 from sluice.cluster.relay import Attempt, Relay
@@ -79,7 +79,7 @@ class AnyListener(ReplicaListener, RemoteListener, Protocol):
     """Who listens to replicas of both kinds."""
 
 
-AnyReplica = ReplicaProcess | RemoteReplica
+AnyReplica = PlacedReplica | RemoteReplica
 Launch = Callable[[str, AnyListener], AnyReplica]
 
 # After a drain's grace period its calls are ended; replicas may take this long to say so.

@@ -1,6 +1,6 @@
 """Replicas that run elsewhere: one ``RemoteReplica`` is one engine behind an address.
 
-It stands where ``local.ReplicaProcess`` does: it is told to start, to take a call, to drop one, and
+It stands where ``placement.replica.PlacedReplica`` does: it is told to start, to take a call, to drop one, and
 tells its listener what happens. It starts nothing; being started means to be probed until it
 serves. Whether and where a call is tried again is the fleet's decision.
 """

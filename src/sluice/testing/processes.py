@@ -1,6 +1,6 @@
 """Replica processes that are none: a real ``core.Replica`` over a fake executor.
 
-``FakeProcess`` stands where ``cluster.local.ReplicaProcess`` does, on the event loop. Steps take
+``FakeProcess`` stands where ``cluster.placement.replica.PlacedReplica`` does, on the event loop. Steps take
 the time that the executor says, by timers of the loop, so that with ``VirtualTimeLoop`` hours pass
 in an instant and the times that come out are exact. What the process says and when it is lost is
 the test's choice.
@@ -84,7 +84,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class Listener(Protocol):
-    """Whom the process tells; see ``cluster.local.ReplicaListener``."""
+    """Whom the process tells; see ``cluster.placement.replica.ReplicaListener``."""
 
     def received(self, replica_id: str, messages: Sequence[FromReplica]) -> None:
         """Messages came from the replica, in order."""

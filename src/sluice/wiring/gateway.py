@@ -17,8 +17,10 @@ from sluice.cluster.calls import AnyModel
 from sluice.cluster.classes import ServiceClasses
 from sluice.cluster.fleet_driver import FleetDriver, Launch
 from sluice.cluster.gateway import LocalGateway
-from sluice.cluster.local import Patience, ReplicaListener, ReplicaProcess
 from sluice.cluster.observer import Observer
+from sluice.cluster.placement.local import LocalPlacement, Machine
+from sluice.cluster.placement.placed import Needs
+from sluice.cluster.placement.replica import Patience, PlacedReplica, ReplicaListener
 from sluice.cluster.remote_model import RemoteModel
 from sluice.cluster.served import ServedModel
 from sluice.config.sections import CatalogueSection, JournalSection, ModelSection, TenantSection
@@ -164,8 +166,9 @@ def _observer(settings: Settings, models: Sequence[str], told: Deployment) -> Ob
 def _launch(replicas: Mapping[str, PreparedModel], journal: JournalSection) -> Launch:
     """What makes the process of a replica by its id."""
     threads = _threads_each(len(replicas))
+    placement = LocalPlacement(Machine.this())
 
-    def launch(replica_id: str, listener: ReplicaListener) -> ReplicaProcess:
+    def launch(replica_id: str, listener: ReplicaListener) -> PlacedReplica:
         model = replicas[replica_id]
         boot = ReplicaBoot(
             replica_id=replica_id,
@@ -177,7 +180,9 @@ def _launch(replicas: Mapping[str, PreparedModel], journal: JournalSection) -> L
         )
         command = (sys.executable, "-m", _PROGRAMS[model.is_simulated], boot.to_json())
         patience = Patience(model.section.load_s_max, model.section.silence_s_max)
-        return ReplicaProcess(replica_id, command, listener, patience)
+        return PlacedReplica(
+            replica_id, partial(placement.place, command, Needs()), listener, patience
+        )
 
     return launch
 

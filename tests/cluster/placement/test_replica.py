@@ -5,13 +5,16 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from sluice.cluster import local
-from sluice.cluster.local import Patience, ReplicaProcess
+from sluice.cluster.placement import replica
+from sluice.cluster.placement.local import LocalPlacement, Machine
+from sluice.cluster.placement.placed import Needs, Place
+from sluice.cluster.placement.replica import Patience, PlacedReplica
 from sluice.runtime.messages import Cancel, FromReplica, LoadFailed
 
 # What each child does once it has its channel; it speaks through the real one.
@@ -54,16 +57,21 @@ class Watcher:
                 await self.something.wait()
 
 
+def place(command: Sequence[str]) -> Place:
+    """A child of this machine with this command."""
+    return partial(LocalPlacement(Machine.this()).place, command, Needs())
+
+
 def run(
     body: str,
-    work: Callable[[ReplicaProcess, Watcher], Awaitable[None]],
+    work: Callable[[PlacedReplica, Watcher], Awaitable[None]],
     silence_s: float = 30.0,
     load_s: float = 30.0,
 ) -> None:
     async def main() -> None:
         watcher = Watcher()
         command = (sys.executable, "-c", CHILD + body)
-        process = ReplicaProcess("r", command, watcher, Patience(load_s, silence_s))
+        process = PlacedReplica("r", place(command), watcher, Patience(load_s, silence_s))
         process.start()
         try:
             await work(process, watcher)
@@ -74,7 +82,7 @@ def run(
     asyncio.run(main())
 
 
-async def lost(process: ReplicaProcess, watcher: Watcher) -> str:
+async def lost(process: PlacedReplica, watcher: Watcher) -> str:
     await watcher.until(lambda: watcher.losses)
     assert len(watcher.losses) == 1
     return watcher.losses[0]
@@ -90,14 +98,14 @@ async def lost(process: ReplicaProcess, watcher: Watcher) -> str:
     ],
 )
 def test_an_end_is_told_with_how_it_ended(body, words):
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         assert words in await lost(process, watcher)
 
     run(body, work)
 
 
 def test_what_it_said_before_it_ended_is_heard():
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         await lost(process, watcher)
         assert watcher.messages == [LoadFailed("cut short")]
 
@@ -105,7 +113,7 @@ def test_what_it_said_before_it_ended_is_heard():
 
 
 def test_one_that_is_silent_with_work_at_hand_is_killed():
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         told = await lost(process, watcher)
         assert "silent" in told
         assert "SIGKILL" in told
@@ -115,7 +123,7 @@ def test_one_that_is_silent_with_work_at_hand_is_killed():
 
 
 def test_one_that_is_stopped_is_found_and_killed():
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         await watcher.until(lambda: watcher.messages)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
@@ -126,10 +134,10 @@ def test_one_that_is_stopped_is_found_and_killed():
 
 @pytest.mark.parametrize("asked_to_stop", [False, True])
 def test_one_that_is_stopped_with_much_unsent_is_killed(monkeypatch, asked_to_stop):
-    monkeypatch.setattr(local, "_EXIT_WAIT_S", 0.2)
+    monkeypatch.setattr(replica, "_EXIT_WAIT_S", 0.2)
     much = Cancel("x" * (8 << 20))  # more than the socket holds
 
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         await watcher.until(lambda: watcher.messages)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
@@ -148,7 +156,7 @@ def test_one_that_is_stopped_with_much_unsent_is_killed(monkeypatch, asked_to_st
 
 @pytest.mark.parametrize("works", [False, True])
 def test_one_that_does_not_load_in_time_is_killed_and_told_as_a_model_that_cannot_be_loaded(works):
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         watcher.works = works
         told = await lost(process, watcher)
         assert "not loaded within 0.3 s" in told
@@ -161,7 +169,7 @@ def test_one_that_does_not_load_in_time_is_killed_and_told_as_a_model_that_canno
 
 
 def test_one_that_is_silent_without_work_is_left_alone():
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         watcher.works = False
         await watcher.until(lambda: watcher.messages)
         for _ in range(3):
@@ -180,7 +188,7 @@ def test_one_that_is_silent_without_work_is_left_alone():
 
 
 def test_silence_counts_from_the_work_and_not_from_the_idle_time_before_it():
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         watcher.works = False
         await watcher.until(lambda: watcher.messages)
         watcher.messages.clear()
@@ -199,18 +207,18 @@ def test_silence_counts_from_the_work_and_not_from_the_idle_time_before_it():
 
 
 def test_one_that_talks_nonsense_is_killed(monkeypatch):
-    monkeypatch.setattr(local, "_EXIT_WAIT_S", 0.2)
+    monkeypatch.setattr(replica, "_EXIT_WAIT_S", 0.2)
 
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         assert "undecodable" in await lost(process, watcher)
 
     run("channel._socket.send(b'\\0\\0\\0\\2xx')\ntime.sleep(100)", work)
 
 
 def test_one_that_will_not_leave_is_killed(monkeypatch):
-    monkeypatch.setattr(local, "_EXIT_WAIT_S", 0.2)
+    monkeypatch.setattr(replica, "_EXIT_WAIT_S", 0.2)
 
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         await watcher.until(lambda: watcher.messages)
         await process.stop()
         assert watcher.losses == []
@@ -219,9 +227,9 @@ def test_one_that_will_not_leave_is_killed(monkeypatch):
 
 
 def test_one_that_closes_its_channel_and_stays_is_killed_and_told(monkeypatch):
-    monkeypatch.setattr(local, "_EXIT_WAIT_S", 0.2)
+    monkeypatch.setattr(replica, "_EXIT_WAIT_S", 0.2)
 
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         assert "SIGKILL" in await lost(process, watcher)
         assert not watcher.silent
 
@@ -229,7 +237,7 @@ def test_one_that_closes_its_channel_and_stays_is_killed_and_told(monkeypatch):
 
 
 def test_it_can_be_started_again_and_messages_to_none_are_dropped():
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         await lost(process, watcher)
         first = process.pid
         process.send(Cancel("nobody"))
@@ -242,7 +250,7 @@ def test_it_can_be_started_again_and_messages_to_none_are_dropped():
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5, 20])
 def test_stopping_while_it_is_being_started_leaves_nothing(turns):
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         for _ in range(turns):
             await asyncio.sleep(0)
         async with asyncio.timeout(20):
@@ -255,7 +263,8 @@ def test_stopping_while_it_is_being_started_leaves_nothing(turns):
 def test_a_command_that_cannot_be_run_is_a_loss(tmp_path: Path):
     async def main() -> None:
         watcher = Watcher()
-        process = ReplicaProcess("r", (str(tmp_path / "none"),), watcher, Patience(30, 30))
+        nowhere = place((str(tmp_path / "none"),))
+        process = PlacedReplica("r", nowhere, watcher, Patience(30, 30))
         process.start()
         assert "could not be started" in await lost(process, watcher)
         await process.stop()
@@ -264,7 +273,7 @@ def test_a_command_that_cannot_be_run_is_a_loss(tmp_path: Path):
 
 
 def test_what_a_listener_cannot_take_ends_the_process_and_is_told():
-    async def work(process: ReplicaProcess, watcher: Watcher) -> None:
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
         watcher.messages = None  # type: ignore[assignment]
         assert "could not be taken" in await lost(process, watcher)
         watcher.messages = []

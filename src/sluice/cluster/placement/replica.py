@@ -1,25 +1,24 @@
-"""Replica processes on this machine: start, talk, notice their end, stop.
+"""One replica over all its incarnations: start, talk, notice its end, stop.
 
-One ``ReplicaProcess`` is one replica id over all its incarnations. It reports what happens and
-decides nothing: whether and when to start again is the fleet's decision. A replica that does not
-load in time, or has work and says nothing for long, is killed and reported as lost, like one that
-crashed. Nothing here waits for a process to read: one that hangs never would.
+A ``PlacedReplica`` reports what happens and decides nothing: whether and when to start again is the
+fleet's decision, where it runs is the placement's. A replica that does not load in time, or has
+work and says nothing for long, is ended and reported as lost, like one that crashed. Nothing here
+waits for a replica to read: one that hangs never would.
 """
 
 import asyncio
-import contextlib
 import logging
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sluice.cluster.channel import ChannelClosed, GatewayChannel, socket_pair
+from sluice.cluster.channel import ChannelClosed, GatewayChannel
+from sluice.cluster.placement.placed import NotPlaced, Place, Placed
 from sluice.runtime.messages import FromReplica, LoadFailed, ToReplica
 
 _log = logging.getLogger(__name__)
 
-# A process that was told to end by closing its channel gets this long before it is killed.
+# One that was told to end by closing its channel gets this long before it is killed.
 _EXIT_WAIT_S = 5.0
 
 
@@ -50,24 +49,17 @@ class ReplicaListener(Protocol):
         ...
 
 
-class ReplicaProcess:
-    """Starts and watches the process of one replica.
-
-    ``command`` gets the number of the channel's file descriptor appended.
-    """
+class PlacedReplica:
+    """Starts and watches one replica. ``place`` starts an incarnation of it somewhere."""
 
     def __init__(
-        self,
-        replica_id: str,
-        command: Sequence[str],
-        listener: ReplicaListener,
-        patience: Patience,
+        self, replica_id: str, place: Place, listener: ReplicaListener, patience: Patience
     ) -> None:
         self.replica_id = replica_id
-        self._command = tuple(command)
+        self._place = place
         self._listener = listener
         self._patience = patience
-        self._process: asyncio.subprocess.Process | None = None
+        self._placed: Placed | None = None
         self._channel: GatewayChannel | None = None
         self._watch: asyncio.Task[None] | None = None
         self._stopping = False
@@ -78,10 +70,10 @@ class ReplicaProcess:
     @property
     def pid(self) -> int | None:
         """Process id of the current incarnation, ``None`` before the first."""
-        return None if self._process is None else self._process.pid
+        return None if self._placed is None else self._placed.pid
 
     def start(self) -> None:
-        """Start a process; what comes of it is told to the listener."""
+        """Start an incarnation; what comes of it is told to the listener."""
         if not self._stopping:
             self._spoke = self._silent = False
             self._watch = asyncio.create_task(self._run(), name=f"replica {self.replica_id}")
@@ -100,18 +92,15 @@ class ReplicaProcess:
             self._channel.abort()
 
     async def stop(self) -> None:
-        """End the process, killing it where it does not leave by itself. No loss is reported."""
+        """End it, killing it where it does not leave by itself. No loss is reported."""
         self._stopping = True
         if self._channel is not None:
             self._channel.abort()
-        if self._process is not None and self._process.returncode is None:
+        elif self._watch is not None:
+            self._watch.cancel()  # it looks for a place
+        if self._placed is not None:
             # One that has said nothing yet loads its model: it has nothing to finish.
-            wait_s = _EXIT_WAIT_S if self._spoke else 0.0
-            try:
-                await asyncio.wait_for(self._process.wait(), wait_s)
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+            await self._placed.leave(_EXIT_WAIT_S if self._spoke else 0.0)
         if self._watch is not None:
             await asyncio.wait([self._watch])
 
@@ -123,40 +112,28 @@ class ReplicaProcess:
             await self._buried(error)
 
     async def _buried(self, error: str) -> None:
-        """Let nothing of the process remain, and report its loss."""
+        """Let nothing of the incarnation remain, and report its loss."""
         channel, self._channel = self._channel, None
-        process = self._process
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
         if channel is not None:
             channel.abort()
-        if process is not None:
-            status = _exit_words(await process.wait())
-            error = f"{error}; {status}"
+        if self._placed is not None:
+            error = f"{error}; {await self._placed.leave(0.0)}"
         if not self._stopping:
             self._listener.lost(self.replica_id, error, silent=self._silent)
 
     async def _live(self) -> str:
         """Run one incarnation to its end and say how it ended."""
-        ours, theirs = socket_pair()
+        self._placed = None
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in a terminal is the gateway's to handle
-            )
-        except OSError as error:
-            ours.close()
-            return f"the process could not be started: {error}"
-        finally:
-            theirs.close()
-        self._channel = await GatewayChannel.over(ours)
+            self._placed = placed = await self._place()
+        except NotPlaced as refused:
+            failed = LoadFailed(str(refused), permanent=refused.permanent)
+            self._listener.received(self.replica_id, [failed])
+            return str(refused)
+        self._channel = placed.channel
         if self._stopping:
             return "told to stop while it was being started"
-        return await self._listen(self._channel)
+        return await self._listen(placed.channel)
 
     async def _listen(self, channel: GatewayChannel) -> str:
         self._hear_by_s = _now_s() + self._patience.load_s_max
@@ -200,22 +177,11 @@ class ReplicaProcess:
         return ""
 
     async def _closed_words(self, closed: str) -> str:
-        """Give a process that closed its channel a moment to leave, so that its status is known."""
-        if self._process is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), _EXIT_WAIT_S)
+        """Give one that closed its channel a moment to leave, so that it is known how it ended."""
+        if self._placed is not None:
+            await self._placed.leave(_EXIT_WAIT_S)
         return closed
 
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _exit_words(status: int) -> str:
-    if status >= 0:
-        return f"the process exited with status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = str(-status)
-    return f"the process was ended by {name}"

@@ -1,0 +1,1 @@
+"""Where replicas run: as child processes, on a Ray cluster, or where somebody else has put them."""
