@@ -13,8 +13,8 @@ from typing import Any
 from sluice.cluster.classes import ServiceClasses
 from sluice.cluster.fleet_driver import FleetDriver
 from sluice.cluster.gateway import LocalGateway
-from sluice.cluster.placement.replica import ReplicaListener
 from sluice.cluster.observer import Observer
+from sluice.cluster.placement.replica import ReplicaListener
 from sluice.cluster.served import ServedModel
 from sluice.config.sections import SloSection, TenantSection
 from sluice.core.events import ReplicaLimits, StepFailed

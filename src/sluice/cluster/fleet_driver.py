@@ -9,15 +9,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from sluice.cluster.calls import AnyModel, LiveCalls
 from sluice.cluster.forward import Forward, understood
-from sluice.cluster.placement.replica import PlacedReplica, ReplicaListener
+from sluice.cluster.members import Launch, Members
 from sluice.cluster.observer import Observer
 from sluice.cluster.readiness import crash_loops, is_whole, readiness, serves
 from sluice.cluster.relay import Attempt, Relay
-from sluice.cluster.remote import RemoteListener, RemoteReplica
+from sluice.cluster.remote import RemoteReplica
 from sluice.cluster.remote_model import RemoteModel
 from sluice.cluster.upstream_errors import outcome_of, rest_ns_of
 from sluice.core.errors import InternalError, ModelLoadError, Overloaded, RequestError
@@ -75,13 +75,6 @@ from sluice.runtime.streams import PieceStream
 _log = logging.getLogger(__name__)
 
 
-class AnyListener(ReplicaListener, RemoteListener, Protocol):
-    """Who listens to replicas of both kinds."""
-
-
-AnyReplica = PlacedReplica | RemoteReplica
-Launch = Callable[[str, AnyListener], AnyReplica]
-
 # After a drain's grace period its calls are ended; replicas may take this long to say so.
 _ENDINGS_S_MAX = 1.0
 
@@ -112,9 +105,9 @@ class FleetDriver:
         self._changed = asyncio.Event()
         self._calls = LiveCalls(observer, clock, self._changed.set)
         self._retargets: set[asyncio.Task[None]] = set()
-        self._departures: set[asyncio.Task[None]] = set()
         self._unsent: list[str] = []
-        self._members = {replica_id: launch(replica_id, self) for replica_id in replicas}
+        self._members = Members(self)
+        self._members.know(replicas, launch)
 
     # ------------------------------------------------------------------------------------- calls
 
@@ -162,10 +155,8 @@ class FleetDriver:
     def reconfigure(self, limits: Reconfigured, launch: Launch) -> None:
         """Hold to other limits; ``launch`` makes the replicas that are new among them."""
         for pool in limits.pools:
-            for replica_id in pool.replica_ids:
-                if replica_id not in self._members:
-                    self._model_of[replica_id] = pool.model
-                    self._members[replica_id] = launch(replica_id, self)
+            self._model_of |= dict.fromkeys(pool.replica_ids, pool.model)
+            self._members.know(pool.replica_ids, launch)
         self._handle(limits)
 
     def pools(self) -> Sequence[PoolView]:
@@ -226,8 +217,7 @@ class FleetDriver:
             task.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        members = (member.stop() for member in self._members.values())
-        await asyncio.gather(*members, *self._departures)
+        await self._members.close()
 
     # ---------------------------------------------------------------------------------- replicas
 
@@ -384,15 +374,15 @@ class FleetDriver:
                 self._members[effect.replica_id].send(Cancel(effect.request_id))
             case Fail():
                 self._calls.end_here(effect.request_id, effect.reason, effect.error)
-            case StartReplica() | WarmReplica():
+            case StartReplica():
                 self._load_failures.pop(effect.replica_id, None)
-                self._members[effect.replica_id].start()
+                self._members.start(effect.replica_id)
+            case WarmReplica():
+                self._load_failures.pop(effect.replica_id, None)
+                self._members.warm(effect.replica_id)
             case StopReplica():
                 self._calls.replica_lost(effect.replica_id)
-                member = self._members.pop(effect.replica_id)
-                task = asyncio.get_running_loop().create_task(member.stop())
-                self._departures.add(task)
-                task.add_done_callback(self._departures.discard)
+                self._members.stop(effect.replica_id)
             case DrainReplica() | Scaled():
                 pass
             case WakeAt():

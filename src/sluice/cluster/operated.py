@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from sluice.cluster.calls import AnyModel
 from sluice.cluster.classes import ServiceClasses
-from sluice.cluster.fleet_driver import FleetDriver, Launch
+from sluice.cluster.fleet_driver import FleetDriver
+from sluice.cluster.members import Launch
 from sluice.cluster.observer import Observer
 from sluice.core.events import Reconfigured
 from sluice.telemetry.records import Deployment

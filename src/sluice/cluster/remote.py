@@ -1,8 +1,8 @@
 """Replicas that run elsewhere: one ``RemoteReplica`` is one engine behind an address.
 
-It stands where ``placement.replica.PlacedReplica`` does: it is told to start, to take a call, to drop one, and
-tells its listener what happens. It starts nothing; being started means to be probed until it
-serves. Whether and where a call is tried again is the fleet's decision.
+It stands where ``placement.replica.PlacedReplica`` does: it is told to start, to take a call, to
+drop one, and tells its listener what happens. It starts nothing; being started means to be probed
+until it serves. Whether and where a call is tried again is the fleet's decision.
 """
 
 import asyncio
@@ -141,6 +141,11 @@ class RemoteReplica:
         if self._watch is None:
             loop = asyncio.get_running_loop()
             self._watch = loop.create_task(self._probe_always(), name=f"probes {self.replica_id}")
+
+    def warm(self) -> None:
+        """Look at it where that has not begun: it runs, and nothing here says that it is to."""
+        if self._watch is None:
+            self.start()
 
     async def stop(self) -> None:
         """Leave all calls and close all connections."""

@@ -1,9 +1,9 @@
 """Replica processes that are none: a real ``core.Replica`` over a fake executor.
 
-``FakeProcess`` stands where ``cluster.placement.replica.PlacedReplica`` does, on the event loop. Steps take
-the time that the executor says, by timers of the loop, so that with ``VirtualTimeLoop`` hours pass
-in an instant and the times that come out are exact. What the process says and when it is lost is
-the test's choice.
+``FakeProcess`` stands where ``cluster.placement.replica.PlacedReplica`` does, on the event loop.
+Steps take the time that the executor says, by timers of the loop, so that with ``VirtualTimeLoop``
+hours pass in an instant and the times that come out are exact. What the process says and when it is
+lost is the test's choice.
 """
 
 import asyncio
@@ -124,6 +124,7 @@ class FakeProcess:
         self._executor: StepExecutor | None = None
         self._timers: set[asyncio.TimerHandle] = set()
         self._stopping = False
+        self._runs = False
 
     @property
     def pid(self) -> int | None:
@@ -131,8 +132,15 @@ class FakeProcess:
         return self.starts or None
 
     def start(self) -> None:
-        """Start an incarnation, which is ready after ``load_s``."""
-        if not self._stopping:
+        """Start an incarnation, which is ready after ``load_s``; one that is loaded is so again."""
+        if self.replica is not None:
+            self._later(0.0, self._tell_ready)
+        self.warm()
+
+    def warm(self) -> None:
+        """Start an incarnation where none runs."""
+        if not self._stopping and not self._runs:
+            self._runs = True
             self.starts += 1
             self._later(self._load_s, self._loaded)
 
@@ -170,6 +178,7 @@ class FakeProcess:
 
     def _end(self) -> None:
         self.replica = self._executor = None
+        self._runs = False
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -179,7 +188,10 @@ class FakeProcess:
         self._executor = self._make_executor(told)
         self._executor.load()
         self.replica = Replica(self._limits, FixedCostModel(Coefficients()))
-        self.tell(Ready(told, round(self._load_s * 1e9)))
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        self.tell(Ready(executor_limits(self._limits), round(self._load_s * 1e9)))
 
     def _later(self, delay_s: float, work: Callable[[], None]) -> None:
         def run() -> None:

@@ -15,8 +15,9 @@ from functools import partial
 from sluice.catalog.catalogue import Catalogue
 from sluice.cluster.calls import AnyModel
 from sluice.cluster.classes import ServiceClasses
-from sluice.cluster.fleet_driver import FleetDriver, Launch
+from sluice.cluster.fleet_driver import FleetDriver
 from sluice.cluster.gateway import LocalGateway
+from sluice.cluster.members import Launch
 from sluice.cluster.observer import Observer
 from sluice.cluster.placement.local import LocalPlacement, Machine
 from sluice.cluster.placement.placed import Needs

@@ -57,6 +57,7 @@ def test_processors_of_others_are_counted_until_they_have_ended():
         first.channel.abort()
         assert await first.leave(10) == "the process exited with status 0"
         second = await placement.place(WAITS, Needs(cpus=2))
+        second.channel.abort()
         await second.leave(0)
 
     on_a_machine(work)
@@ -67,8 +68,10 @@ def test_memory_that_a_loading_replica_will_take_is_not_given_to_another():
         first = await placement.place(WAITS, Needs(memory_bytes=4 * GIB))
         with pytest.raises(NotPlaced, match="for replicas that are loading"):
             await placement.place(WAITS, Needs(memory_bytes=3 * GIB))
+        first.channel.abort()
         await first.leave(0)
         second = await placement.place(WAITS, Needs(memory_bytes=3 * GIB))
+        second.channel.abort()
         await second.leave(0)
 
     on_a_machine(work)

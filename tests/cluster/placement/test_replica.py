@@ -280,3 +280,20 @@ def test_what_a_listener_cannot_take_ends_the_process_and_is_told():
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
 
     run("channel.send([DrainDone()])\ntime.sleep(100)", work)
+
+
+def test_one_that_is_warm_is_ready_again_when_it_is_started():
+    ready = "channel.send([Ready(ReplicaLimits(1, 1, 1, 1), 7)])\nchannel.receive(60)"
+
+    async def work(process: PlacedReplica, watcher: Watcher) -> None:
+        watcher.works = False
+        await watcher.until(lambda: watcher.messages)
+        (told,) = watcher.messages
+        pid = process.pid
+        process.warm()
+        process.start()
+        await watcher.until(lambda: len(watcher.messages) == 2)
+        assert watcher.messages == [told, told]
+        assert (process.pid, watcher.losses) == (pid, [])
+
+    run("from sluice.core.events import ReplicaLimits\n" + ready, work)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from sluice.cluster.channel import ChannelClosed, GatewayChannel
 from sluice.cluster.placement.placed import NotPlaced, Place, Placed
-from sluice.runtime.messages import FromReplica, LoadFailed, ToReplica
+from sluice.runtime.messages import FromReplica, LoadFailed, Ready, ToReplica
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ class PlacedReplica:
         self._channel: GatewayChannel | None = None
         self._watch: asyncio.Task[None] | None = None
         self._stopping = False
+        self._runs = False
+        self._ready: Ready | None = None  # what the incarnation said when its model was loaded
         self._spoke = False
         self._silent = False
         self._hear_by_s: float | None = None  # when it must have spoken, None while it is idle
@@ -73,9 +75,21 @@ class PlacedReplica:
         return None if self._placed is None else self._placed.pid
 
     def start(self) -> None:
-        """Start an incarnation; what comes of it is told to the listener."""
-        if not self._stopping:
+        """Start an incarnation; what comes of it is told to the listener.
+
+        One that runs is left alone; where it is loaded, it is told again that it is ready.
+        """
+        if self._runs and self._ready is not None:
+            told = self._listener.received
+            asyncio.get_running_loop().call_soon(told, self.replica_id, [self._ready])
+        self.warm()
+
+    def warm(self) -> None:
+        """Start an incarnation where none runs: it is loaded, and gets nothing to do."""
+        if not self._stopping and not self._runs:
+            self._runs = True
             self._spoke = self._silent = False
+            self._ready = None
             self._watch = asyncio.create_task(self._run(), name=f"replica {self.replica_id}")
 
     def send(self, message: ToReplica) -> None:
@@ -118,6 +132,7 @@ class PlacedReplica:
             channel.abort()
         if self._placed is not None:
             error = f"{error}; {await self._placed.leave(0.0)}"
+        self._runs = False
         if not self._stopping:
             self._listener.lost(self.replica_id, error, silent=self._silent)
 
@@ -150,7 +165,10 @@ class PlacedReplica:
                 messages = receiving.result()
             except ChannelClosed as closed:
                 return await self._closed_words(str(closed))
-            self._spoke = True
+            if not self._spoke:
+                self._spoke = True
+                first = messages[0] if messages else None
+                self._ready = first if isinstance(first, Ready) else None
             self._listener.received(self.replica_id, messages)
             is_busy = self._listener.busy(self.replica_id)
             self._hear_by_s = _now_s() + self._patience.silence_s_max if is_busy else None
