@@ -95,7 +95,7 @@ def test_d06_clients_that_leave_the_queue_cost_nothing(server: ServerProcess, st
 
     assert grown("requests_ended_total", ",reason=cancelled") == 3
     assert grown("prompt_tokens_total") < 10  # of A and E only
-    assert grown("prefill_seconds_count") == 2
+    assert grown("prefill_seconds_count", ",slo_class=default") == 2
 
 
 def test_d07_a_full_queue_refuses_at_once_and_costs_no_memory(
@@ -160,7 +160,7 @@ def test_d23_the_server_and_its_clients_agree_about_the_first_token(server: Serv
     measured_s = at_once([call] * 9)
     after = server.metrics()
     name = "sluice_ttft_seconds"
-    labels = "model=one"
+    labels = "model=one,slo_class=default"
     count = after[f"{name}_count", labels] - before[f"{name}_count", labels]
     told_s = after[f"{name}_sum", labels] - before[f"{name}_sum", labels]
     assert count == 9

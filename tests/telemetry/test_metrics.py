@@ -27,8 +27,14 @@ from sluice.core.fleet import Fleet
 from sluice.core.limits import PoolLimits
 from sluice.core.pools import PoolView
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
-from sluice.telemetry.metric_table import METRICS, VLLM_ALIASES, Outcome, bucket_problems
-from sluice.telemetry.metrics import REFUSAL_REASONS, Metrics
+from sluice.telemetry.metric_table import (
+    METRICS,
+    VLLM_ALIASES,
+    Outcome,
+    bounds_with_targets,
+    bucket_problems,
+)
+from sluice.telemetry.metrics import REFUSAL_REASONS, ClassTargets, Finish, Metrics
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 REPORT = Report(0, 0, 100, 100, 0, 0, 0, 0, 100.0, 0)
@@ -74,7 +80,7 @@ def quantile(cumulative: Mapping[float, float], q: float) -> float:
 
 def end(metrics: Metrics, seconds: float, **fields: object) -> None:
     phases = PhaseTimes(decode_ns=round(seconds * NS_PER_S))
-    metrics.ended("m", EndReason.STOP, Usage(10, 0, 5), phases, None, 0)
+    metrics.ended("m", Finish(EndReason.STOP, Usage(10, 0, 5), phases, None, 0))
 
 
 def fleet(*pools: PoolLimits) -> Fleet:
@@ -92,8 +98,10 @@ def test_d21_short_requests_are_resolved() -> None:
         end(metrics, 0.040)
     samples = scrape(metrics)
     assert 0.040 <= quantile(buckets(samples, "sluice_e2e_seconds"), 0.99) <= 0.060
-    assert value(samples, "sluice_e2e_seconds_count", model="m") == 1000
-    assert value(samples, "sluice_e2e_seconds_sum", model="m") == pytest.approx(40.0)
+    assert value(samples, "sluice_e2e_seconds_count", model="m", slo_class="default") == 1000
+    assert value(
+        samples, "sluice_e2e_seconds_sum", model="m", slo_class="default"
+    ) == pytest.approx(40.0)
 
 
 def test_d21_long_requests_stay_below_infinity() -> None:
@@ -116,8 +124,12 @@ def test_d21_first_tokens_and_gaps_fall_into_the_right_buckets() -> None:
     assert 0.5 <= quantile(ttft, 0.99) <= 1.0
     assert ttft[0.5] == 0
     assert 0.005 <= quantile(buckets(samples, "sluice_itl_seconds"), 0.99) <= 0.012
-    assert value(samples, "sluice_ttft_seconds_sum", model="m") == pytest.approx(70.0)
-    assert value(samples, "sluice_itl_seconds_sum", model="m") == pytest.approx(0.8)
+    assert value(
+        samples, "sluice_ttft_seconds_sum", model="m", slo_class="default"
+    ) == pytest.approx(70.0)
+    assert value(
+        samples, "sluice_itl_seconds_sum", model="m", slo_class="default"
+    ) == pytest.approx(0.8)
 
 
 def test_d21_bounds_can_be_set_for_one_metric() -> None:
@@ -175,7 +187,7 @@ def test_d22_made_up_models_and_reasons_share_one_label_value() -> None:
 
 def test_d22_there_are_no_process_path_or_key_labels() -> None:
     allowed = {"model", "replica", "reason", "phase", "state", "version"}
-    allowed |= {"slo_class", "outcome", "rung", "tier"}
+    allowed |= {"slo_class", "outcome", "rung", "tier", "target"}
     assert {label for metric in METRICS for label in metric.labels} == allowed
 
 
@@ -256,13 +268,15 @@ def test_d23_ttft_starts_at_arrival_and_holds_the_queue() -> None:
         now_ns += prefill_ns + decode_ns
         phases = PhaseTimes(queue_ns=queue_ns, prefill_ns=prefill_ns, decode_ns=decode_ns)
         usage = Usage(2, 0, 9)
-        metrics.ended("m", EndReason.STOP, usage, phases, 0.2, 1)
+        metrics.ended("m", Finish(EndReason.STOP, usage, phases, 0.2, 1))
         effects = made.handle(Ended(dispatch.request_id, EndReason.STOP, usage, phases), now_ns)
     samples = scrape(metrics)
 
     def mean(name: str) -> float:
-        total = value(samples, f"sluice_{name}_seconds_sum", model="m")
-        return total / value(samples, f"sluice_{name}_seconds_count", model="m")
+        total = value(samples, f"sluice_{name}_seconds_sum", model="m", slo_class="default")
+        return total / value(
+            samples, f"sluice_{name}_seconds_count", model="m", slo_class="default"
+        )
 
     assert mean("ttft") == pytest.approx(9.2)
     assert mean("queue") == pytest.approx(9.0)
@@ -275,7 +289,7 @@ def test_tokens_that_were_streamed_are_not_counted_again_at_the_end() -> None:
     metrics.first_token("m", 0.1, 1)
     metrics.chunk("m", 0.01, 3)
     assert value(scrape(metrics), "sluice_generated_tokens_total", model="m") == 4
-    metrics.ended("m", EndReason.LENGTH, Usage(20, 16, 6), PhaseTimes(), 0.01, 4)
+    metrics.ended("m", Finish(EndReason.LENGTH, Usage(20, 16, 6), PhaseTimes(), 0.01, 4))
     samples = scrape(metrics)
     assert value(samples, "sluice_generated_tokens_total", model="m") == 6
     assert value(samples, "sluice_prompt_tokens_total", model="m") == 20
@@ -286,11 +300,13 @@ def test_tokens_that_were_streamed_are_not_counted_again_at_the_end() -> None:
 
 def test_a_request_cancelled_in_the_queue_has_no_prefill_or_decode_time() -> None:
     metrics = Metrics(["m"])
-    metrics.ended("m", EndReason.CANCELLED, Usage(5, 0, 0), PhaseTimes(queue_ns=NS_PER_S), None, 0)
+    metrics.ended(
+        "m", Finish(EndReason.CANCELLED, Usage(5, 0, 0), PhaseTimes(queue_ns=NS_PER_S), None, 0)
+    )
     samples = scrape(metrics)
-    assert value(samples, "sluice_queue_seconds_count", model="m") == 1
+    assert value(samples, "sluice_queue_seconds_count", model="m", slo_class="default") == 1
     for name in ("prefill", "decode", "tpot", "ttft"):
-        assert value(samples, f"sluice_{name}_seconds_count", model="m") == 0
+        assert value(samples, f"sluice_{name}_seconds_count", model="m", slo_class="default") == 0
     assert value(samples, "sluice_phase_seconds_total", model="m", phase="queue") == 1
 
 
@@ -315,6 +331,26 @@ def test_every_code_of_a_refusal_has_its_own_label_value() -> None:
     assert reasons | codes <= REFUSAL_REASONS
 
 
+def test_times_are_kept_by_class_and_each_target_is_a_bound() -> None:
+    targets = {"sluice_ttft_seconds": [0.42, 0.5], "sluice_tpot_seconds": [0.033]}
+    bounds = bounds_with_targets({"sluice_tpot_seconds": (1.0,)}, targets)
+    metrics = Metrics(["m"], slo_classes=["gold"], buckets=bounds)
+    metrics.know_targets([ClassTargets("gold", {"ttft": 0.42}, 0.95)])
+    metrics.first_token("m", 0.41, slo_class="gold")
+    metrics.first_token("m", 0.43, slo_class="made up")
+    samples = scrape(metrics)
+    gold = {"model": "m", "slo_class": "gold"}
+    assert value(samples, "sluice_ttft_seconds_bucket", le="0.42", **gold) == 1
+    assert value(samples, "sluice_ttft_seconds_count", **gold) == 1
+    assert value(samples, "sluice_ttft_seconds_count", model="m", slo_class="other") == 1
+    assert value(samples, "sluice_tpot_seconds_bucket", le="1.0", **gold) == 0
+    assert ("le", "0.033") not in {
+        pair for key in samples["sluice_tpot_seconds_bucket"] for pair in key
+    }
+    assert value(samples, "sluice_slo_target_seconds", slo_class="gold", target="ttft") == 0.42
+    assert value(samples, "sluice_slo_objective_ratio", slo_class="gold") == 0.95
+
+
 # ------------------------------------------------------------------------------- vLLM's names
 
 
@@ -325,14 +361,16 @@ def test_aliases_show_the_same_values_under_vllms_names() -> None:
     for name in ("a", "b", "c"):
         made.handle(Arrived("m", Request(name, 0, (1,), 9)), 0)
     metrics = Metrics(["m"], vllm_aliases=True)
+    metrics.know_classes(["gold"])
     metrics.first_token("m", 0.7)
+    metrics.first_token("m", 0.7, slo_class="gold")
     metrics.chunk("m", 0.01)
-    metrics.ended("m", EndReason.CANCELLED, Usage(5, 2, 2), PhaseTimes(), None, 2)
+    metrics.ended("m", Finish(EndReason.CANCELLED, Usage(5, 2, 2), PhaseTimes(), None, 2))
     metrics.refused("m", "queue_full")
     samples = scrape(metrics, made.pools(0))
     labels = {"model_name": "m", "engine": "0"}
     for name, expected in {
-        "vllm:time_to_first_token_seconds_sum": 0.7,
+        "vllm:time_to_first_token_seconds_sum": 1.4,
         "vllm:inter_token_latency_seconds_count": 1,
         "vllm:time_per_output_token_seconds_count": 1,
         "vllm:num_requests_running": 1,
@@ -340,7 +378,7 @@ def test_aliases_show_the_same_values_under_vllms_names() -> None:
         "vllm:kv_cache_usage_perc": 0.75,
         "vllm:prompt_tokens_total": 5,
         "vllm:prompt_tokens_cached_total": 2,
-        "vllm:generation_tokens_total": 2,
+        "vllm:generation_tokens_total": 3,
     }.items():
         assert value(samples, name, **labels) == pytest.approx(expected), name
     success = "vllm:request_success_total"

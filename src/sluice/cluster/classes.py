@@ -15,6 +15,7 @@ from sluice.core.errors import InvalidRequest
 from sluice.core.request import LADDER_DEFAULT, Request, Rung
 from sluice.runtime.generation import Call
 from sluice.runtime.refusals import too_many_prompts
+from sluice.telemetry.metrics import ClassTargets
 
 # ``service_tier`` of clients that leave the choice to the server.
 UNNAMED_TIERS = ("", "auto", "default")
@@ -22,6 +23,26 @@ UNNAMED_TIERS = ("", "auto", "default")
 OPENAI_TIERS = ("flex", "priority", "scale")
 _DEGRADING = (Rung.SHORTEN, Rung.SMALLER)
 _NO_CLASS = SloSection()
+
+
+def targets_of(slo: Mapping[str, SloSection]) -> list[ClassTargets]:
+    """What classes promise."""
+    return [
+        ClassTargets(
+            name,
+            {
+                target: seconds
+                for target, seconds in (
+                    ("ttft", section.ttft_s),
+                    ("tpot", section.tpot_s),
+                    ("e2e", section.e2e_s),
+                )
+                if seconds is not None
+            },
+            section.percentile / 100,
+        )
+        for name, section in slo.items()
+    ]
 
 
 class ServiceClasses:
@@ -39,9 +60,9 @@ class ServiceClasses:
         self._default = default
 
     @property
-    def names(self) -> Sequence[str]:
-        """The classes that a call can name."""
-        return list(self._slo)
+    def targets(self) -> Sequence[ClassTargets]:
+        """What the classes promise that a call can name."""
+        return targets_of(self._slo)
 
     def named(self, call: Call) -> Call:
         """The call with the name of its class, empty for none. Raises ``InvalidRequest``."""

@@ -20,7 +20,7 @@ from sluice.runtime.generation import Call, Delta, Fault, RawPrompt, Refused
 from sluice.telemetry import records
 from sluice.telemetry.journal_file import Journal
 from sluice.telemetry.metric_table import Outcome
-from sluice.telemetry.metrics import Metrics
+from sluice.telemetry.metrics import ClassTargets, Finish, Metrics
 
 _log = logging.getLogger(__name__)
 
@@ -237,12 +237,15 @@ class Observer:
             ttft_ns = now_ns - request.arrived_ns
             timing.first_ns = now_ns
             timing.first_tokens = delta.tokens
-            self._metrics.first_token(timing.model, ttft_ns / 1e9, delta.tokens)
+            self._metrics.first_token(
+                timing.model, ttft_ns / 1e9, delta.tokens, slo_class=timing.slo_class
+            )
             self._write(records.FirstToken(now_ns, request.id, ttft_ns))
             timing.counted = delta.tokens
         before_ns = timing.choice_ns.get(delta.choice)
         if before_ns is not None:
-            self._metrics.chunk(timing.model, (now_ns - before_ns) / 1e9, delta.tokens)
+            gap_s = (now_ns - before_ns) / 1e9
+            self._metrics.chunk(timing.model, gap_s, delta.tokens, slo_class=timing.slo_class)
             timing.counted += delta.tokens
         timing.choice_ns[delta.choice] = timing.last_ns = now_ns
         timing.tokens += delta.tokens
@@ -262,14 +265,9 @@ class Observer:
         """The call had its one ending."""
         timing = self._timings.pop(request.id)
         tpot_ns = timing.tpot_ns(request.choices)
-        self._metrics.ended(
-            timing.model,
-            ended.reason,
-            ended.usage,
-            ended.phases,
-            None if tpot_ns is None else tpot_ns / 1e9,
-            timing.counted,
-        )
+        tpot_s = None if tpot_ns is None else tpot_ns / 1e9
+        finish = Finish(ended.reason, ended.usage, ended.phases, tpot_s, timing.counted)
+        self._metrics.ended(timing.model, finish, slo_class=timing.slo_class)
         self._metrics.engine_told(timing.model, ended.engine_ttft_ns, estimated=ended.is_estimated)
         if ended.fault is not Fault.REQUEST:  # which no target can be met by, as of one refused
             outcome = self._outcome(request, timing, ended.reason)
@@ -362,9 +360,9 @@ class Observer:
             self.deployment = deployment
         self._write(structs.replace(deployment, t_ns=self._clock()))
 
-    def know_classes(self, slo_classes: Sequence[str]) -> None:
-        """Count requests of these classes by name from now on."""
-        self._metrics.know_classes(slo_classes)
+    def know_classes(self, slo_classes: Sequence[ClassTargets]) -> None:
+        """Count requests of these classes by name from now on, and show what they promise."""
+        self._metrics.know_targets(slo_classes)
 
     # ------------------------------------------------------------------------------------ output
 

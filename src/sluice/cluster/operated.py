@@ -39,7 +39,7 @@ class Operated:
         self._driver.reconfigure(limits, launch)
         for name, served in self._models.items():
             served.classes = classes[name]
-            self._observer.know_classes(classes[name].names)
+            self._observer.know_classes(classes[name].targets)
         self._observer.changed(told)
 
     def drain_replica(self, replica_id: str, *, on: bool) -> None:

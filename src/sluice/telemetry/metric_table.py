@@ -6,7 +6,7 @@ sends.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -82,6 +82,10 @@ def _histogram(name: str, meaning: str, buckets: tuple[float, ...] = LATENCY_S) 
     return Metric(name, "histogram", ("model",), meaning, buckets)
 
 
+def _by_class(name: str, meaning: str, buckets: tuple[float, ...] = LATENCY_S) -> Metric:
+    return Metric(name, "histogram", ("model", "slo_class"), meaning, buckets)
+
+
 def _counter(name: str, labels: tuple[str, ...], meaning: str) -> Metric:
     return Metric(name, "counter", labels, meaning)
 
@@ -96,26 +100,26 @@ _TIER = ("model", "tier")
 _REPLICA = ("model", "replica")
 
 METRICS: tuple[Metric, ...] = (
-    _histogram("sluice_ttft_seconds", "Time from arrival to the first token sent."),
-    _histogram(
+    _by_class("sluice_ttft_seconds", "Time from arrival to the first token sent."),
+    _by_class(
         "sluice_tpot_seconds",
         "Mean time per output token of a request after its first chunk.",
         TOKEN_S,
     ),
-    _histogram("sluice_itl_seconds", "Time between two chunks of a stream.", TOKEN_S),
-    _histogram("sluice_e2e_seconds", "Time from arrival to the ending of a request."),
+    _by_class("sluice_itl_seconds", "Time between two chunks of a stream.", TOKEN_S),
+    _by_class("sluice_e2e_seconds", "Time from arrival to the ending of a request."),
     _histogram(
         "sluice_engine_ttft_seconds",
         "Time to first token as remote engines tell it: without any wait here.",
     ),
-    _histogram("sluice_queue_seconds", "Time a request waited before its prefill began."),
+    _by_class("sluice_queue_seconds", "Time a request waited before its prefill began."),
     _histogram(
         "sluice_wait_predicted_seconds",
         "Wait for a replica that was predicted for requests which had to wait.",
     ),
     _histogram("sluice_wait_actual_seconds", "Wait of the same requests as it turned out."),
-    _histogram("sluice_prefill_seconds", "Time a request spent in prefill."),
-    _histogram("sluice_decode_seconds", "Time a request spent in decode."),
+    _by_class("sluice_prefill_seconds", "Time a request spent in prefill."),
+    _by_class("sluice_decode_seconds", "Time a request spent in decode."),
     _histogram("sluice_step_seconds", "Wall time of a step, sampled by load reports.", TOKEN_S),
     _counter(
         "sluice_requests_total",
@@ -181,6 +185,16 @@ METRICS: tuple[Metric, ...] = (
     _gauge("sluice_replica_seats", _REPLICA, "Sequences that a replica is given at a time."),
     _gauge("sluice_replica_breaker_open", _REPLICA, "1 while a remote replica gets nothing."),
     _gauge("sluice_replica_report_age_seconds", _REPLICA, "Age of the latest load report."),
+    _gauge(
+        "sluice_slo_target_seconds",
+        ("slo_class", "target"),
+        "Target of a class for `ttft`, `tpot` or `e2e`, where it has one.",
+    ),
+    _gauge(
+        "sluice_slo_objective_ratio",
+        ("slo_class",),
+        "Share of the requests of a class that are to meet its targets.",
+    ),
     _gauge("sluice_build_info", ("version",), "Always 1; the label says which version runs."),
 )  # fmt: skip
 
@@ -212,6 +226,22 @@ VLLM_ALIASES: tuple[Alias, ...] = (
     Alias("vllm:kv_cache_usage_perc", "sluice_kv_usage_ratio"),
     Alias("vllm:gpu_cache_usage_perc", "sluice_kv_usage_ratio"),
 )
+
+
+def bounds_with_targets(
+    overrides: Mapping[str, tuple[float, ...]], targets: Mapping[str, Sequence[float]]
+) -> dict[str, tuple[float, ...]]:
+    """Bucket bounds that have one at each target, so that the share of requests inside is exact.
+
+    ``targets`` are in seconds by metric name. What ``overrides`` says of a metric stays as it is.
+    """
+    usual = {metric.name: metric.buckets for metric in METRICS}
+    added = {
+        name: tuple(sorted({*usual[name], *seconds}))
+        for name, seconds in targets.items()
+        if name not in overrides
+    }
+    return {**overrides, **added}
 
 
 def with_buckets(overrides: Mapping[str, tuple[float, ...]]) -> tuple[Metric, ...]:

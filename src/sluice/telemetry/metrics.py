@@ -59,6 +59,13 @@ class Buckets:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
+    def plus(self, other: "Buckets") -> "Buckets":
+        """Both as one, with the same bounds."""
+        both = Buckets(self._bounds)
+        both.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        both.sum = self.sum + other.sum
+        return both
+
     def cumulative(self) -> list[tuple[str, float]]:
         """Upper bounds as text with the number of values up to them, ``+Inf`` last."""
         total = 0
@@ -75,6 +82,31 @@ class _Seen:
 
     incarnation: int
     report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How an accepted request ended, for its metrics.
+
+    ``tokens_counted`` were told by ``first_token`` and ``chunk``; ``tpot_s`` is ``None`` for an
+    answer of one chunk.
+    """
+
+    reason: EndReason
+    usage: Usage
+    phases: PhaseTimes
+    tpot_s: float | None = None
+    tokens_counted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTargets:
+    """What a class promises: targets in seconds by ``ttft``, ``tpot`` and ``e2e``, and for which
+    share of its requests, 0 to 1."""
+
+    slo_class: str
+    seconds: Mapping[str, float]
+    objective: float
 
 
 Values = dict[tuple[str, ...], float]
@@ -102,16 +134,17 @@ class Metrics:
         self._vllm_aliases = vllm_aliases
         self._journal_dropped = journal_dropped
         self._models = frozenset(models)
-        self._classes = (NO_CLASS, *slo_classes)
+        self._targets: Sequence[ClassTargets] = ()
         self._times: dict[str, Histograms] = {}
         self._counts: dict[str, Values] = {}
         for metric in self._table.values():
             if metric.kind == "histogram":
-                self._times[metric.name] = {(m,): Buckets(metric.buckets) for m in models}
+                self._times[metric.name] = {}
             elif metric.kind == "counter":
-                self._counts[metric.name] = dict.fromkeys(
-                    _known_keys(metric, models, self._classes), 0.0
-                )
+                self._counts[metric.name] = {}
+        self._classes: tuple[str, ...] = ()
+        self._class_labels: dict[str, str] = {"": NO_CLASS}
+        self.know_classes((NO_CLASS, *slo_classes))
         self._seen: dict[str, _Seen] = {}
         self._pools: Sequence[PoolView] = ()
         self._registry = CollectorRegistry(auto_describe=False)
@@ -139,65 +172,73 @@ class Metrics:
     def know_classes(self, slo_classes: Sequence[str]) -> None:
         """Further names of classes. Those that are gone keep their counts."""
         self._classes = tuple(dict.fromkeys((*self._classes, *slo_classes)))
-        for name, counts in self._counts.items():
-            for key in _known_keys(self._table[name], sorted(self._models), self._classes):
-                counts.setdefault(key, 0.0)
+        self._class_labels |= {name: name for name in self._classes}
+        for metric in self._table.values():
+            for key in _known_keys(metric, sorted(self._models), self._classes):
+                if metric.kind == "histogram":
+                    self._histogram(metric.name, key)
+                elif metric.kind == "counter":
+                    self._counts[metric.name].setdefault(key, 0.0)
+
+    def know_targets(self, targets: Sequence[ClassTargets]) -> None:
+        """The classes and what they promise from now on."""
+        self._targets = targets
+        self.know_classes([one.slo_class for one in targets])
 
     def outcome(self, model: str, slo_class: str, outcome: Outcome) -> None:
         """What became of a request of a class, empty for none."""
-        name = (slo_class or NO_CLASS) if slo_class in {"", *self._classes} else OTHER
+        name = self._class_labels.get(slo_class, OTHER)
         self._add("sluice_class_requests_total", (model, name, outcome), 1)
+
+    def _histogram(self, name: str, key: tuple[str, ...]) -> Buckets:
+        series = self._times[name]
+        found = series.get(key)
+        if found is None:
+            found = series[key] = Buckets(self._table[name].buckets)
+        return found
 
     def waited(self, model: str, predicted_ns: int, actual_ns: int) -> None:
         """A request that had to wait in the fleet came to a replica."""
         self._times["sluice_wait_predicted_seconds"][model,].observe(predicted_ns * _NS)
         self._times["sluice_wait_actual_seconds"][model,].observe(actual_ns * _NS)
 
-    def first_token(self, model: str, ttft_s: float, tokens: int = 1) -> None:
-        """The first chunk was sent, ``ttft_s`` after the request arrived, before tokenising."""
-        key = (model,)
-        self._times["sluice_ttft_seconds"][key].observe(ttft_s)
-        self._counts["sluice_generated_tokens_total"][key] += tokens
-
-    def chunk(self, model: str, itl_s: float, tokens: int = 1) -> None:
-        """A further chunk was sent, ``itl_s`` after the one before."""
-        key = (model,)
-        self._times["sluice_itl_seconds"][key].observe(itl_s)
-        self._counts["sluice_generated_tokens_total"][key] += tokens
-
-    def ended(
-        self,
-        model: str,
-        reason: EndReason,
-        usage: Usage,
-        phases: PhaseTimes,
-        tpot_s: float | None,
-        tokens_counted: int,
+    def first_token(
+        self, model: str, ttft_s: float, tokens: int = 1, *, slo_class: str = ""
     ) -> None:
-        """An accepted request ended. ``tokens_counted`` were told by ``first_token`` and ``chunk``.
+        """The first chunk was sent, ``ttft_s`` after the request arrived, before tokenising."""
+        key = (model, self._class_labels.get(slo_class, OTHER))
+        self._histogram("sluice_ttft_seconds", key).observe(ttft_s)
+        self._counts["sluice_generated_tokens_total"][model,] += tokens
 
-        ``tpot_s`` is ``None`` for an answer of one chunk.
-        """
-        key, counts = (model,), self._counts
-        counts["sluice_requests_ended_total"][model, reason] += 1
+    def chunk(self, model: str, itl_s: float, tokens: int = 1, *, slo_class: str = "") -> None:
+        """A further chunk was sent, ``itl_s`` after the one before."""
+        key = (model, self._class_labels.get(slo_class, OTHER))
+        self._histogram("sluice_itl_seconds", key).observe(itl_s)
+        self._counts["sluice_generated_tokens_total"][model,] += tokens
+
+    def ended(self, model: str, finish: Finish, *, slo_class: str = "") -> None:
+        """An accepted request ended."""
+        key, counts, usage, phases = (model,), self._counts, finish.usage, finish.phases
+        by_class = (model, self._class_labels.get(slo_class, OTHER))
+        counts["sluice_requests_ended_total"][model, finish.reason] += 1
         counts["sluice_prompt_tokens_total"][key] += usage.prompt_tokens
         counts["sluice_cached_tokens_total"][key] += usage.cached_tokens
-        uncounted = max(0, usage.completion_tokens - tokens_counted)
+        uncounted = max(0, usage.completion_tokens - finish.tokens_counted)
         counts["sluice_generated_tokens_total"][key] += uncounted
         in_phases = _phase_seconds(phases)
         phase_seconds = counts["sluice_phase_seconds_total"]
         for phase, seconds in in_phases.items():
             if seconds:
                 phase_seconds[model, phase] += seconds
-        self._times["sluice_e2e_seconds"][key].observe(sum(in_phases.values()))
-        self._times["sluice_queue_seconds"][key].observe(in_phases[Phase.QUEUE])
-        if tpot_s is not None:
-            self._times["sluice_tpot_seconds"][key].observe(tpot_s)
+        self._histogram("sluice_e2e_seconds", by_class).observe(sum(in_phases.values()))
+        self._histogram("sluice_queue_seconds", by_class).observe(in_phases[Phase.QUEUE])
+        if finish.tpot_s is not None:
+            self._histogram("sluice_tpot_seconds", by_class).observe(finish.tpot_s)
         # A request that never got so far has no time there, which is not the same as a short one.
         if phases.prefill_ns:
-            self._times["sluice_prefill_seconds"][key].observe(in_phases[Phase.PREFILL])
+            self._histogram("sluice_prefill_seconds", by_class).observe(in_phases[Phase.PREFILL])
         if phases.decode_ns:
-            self._times["sluice_decode_seconds"][key].observe(in_phases[Phase.DECODE])
+            self._histogram("sluice_decode_seconds", by_class).observe(in_phases[Phase.DECODE])
 
     def replica_report(self, replica_id: str, model: str, report: Report, incarnation: int) -> None:
         """A replica reported. Its counters add up over incarnations, so that no total falls."""
@@ -251,12 +292,22 @@ class Metrics:
         if self._vllm_aliases:
             for alias in VLLM_ALIASES:
                 renamed = alias.renamed(self._table[alias.source])
-                times = {alias.key(k): v for k, v in self._times.get(alias.source, {}).items()}
+                times = {alias.key(k): v for k, v in _by_model(self._times, alias.source).items()}
                 plain = {alias.key(k): v for k, v in values.get(alias.source, {}).items()}
                 yield _family(renamed, times, plain)
 
     def _gauges(self) -> dict[str, Values]:
-        found: dict[str, Values] = {"sluice_build_info": {(sluice.__version__,): 1}}
+        found: dict[str, Values] = {
+            "sluice_build_info": {(sluice.__version__,): 1},
+            "sluice_slo_target_seconds": {
+                (one.slo_class, target): seconds
+                for one in self._targets
+                for target, seconds in one.seconds.items()
+            },
+            "sluice_slo_objective_ratio": {
+                (one.slo_class,): one.objective for one in self._targets
+            },
+        }
         for pool in self._pools:
             for name, value in _pool_gauges(pool).items():
                 found.setdefault(f"sluice_{name}", {})[pool.model,] = value
@@ -275,7 +326,8 @@ class Metrics:
 def _known_keys(
     metric: Metric, models: Sequence[str], classes: Sequence[str]
 ) -> list[tuple[str, ...]]:
-    """Label values that a counter has from the start at 0, so that its first increase is seen."""
+    """Label values that a counter or histogram has from the start at 0, so that its first increase
+    is seen."""
     match metric.labels:
         case ("model",):
             return [(model,) for model in models]
@@ -283,12 +335,22 @@ def _known_keys(
             return [(model, phase) for model in models for phase in Phase]
         case ("model", "rung"):
             return [(model, rung) for model in models for rung in _DEGRADING]
+        case ("model", "slo_class"):
+            return list(product(models, classes))
         case ("model", "slo_class", "outcome"):
             return list(product(models, classes, Outcome))
         case ("model", "reason") if metric.name == "sluice_requests_ended_total":
             return [(model, reason) for model in models for reason in EndReason]
         case _:
             return []
+
+
+def _by_model(times: Mapping[str, Histograms], name: str) -> Histograms:
+    """The histograms of a metric with those of all classes of a model as one."""
+    merged: Histograms = {}
+    for (model, *_), buckets in times.get(name, {}).items():
+        merged[model,] = merged[model,].plus(buckets) if (model,) in merged else buckets
+    return merged
 
 
 def _family(metric: Metric, times: Histograms, values: Values) -> Family:

@@ -14,7 +14,7 @@ from functools import partial
 
 from sluice.catalog.catalogue import Catalogue
 from sluice.cluster.calls import AnyModel
-from sluice.cluster.classes import ServiceClasses
+from sluice.cluster.classes import ServiceClasses, targets_of
 from sluice.cluster.fleet_driver import FleetDriver
 from sluice.cluster.gateway import LocalGateway
 from sluice.cluster.members import Launch
@@ -39,6 +39,7 @@ from sluice.runtime.templates import ChatTemplate
 from sluice.runtime.tokenizing import TextTokens, Tokenizer
 from sluice.runtime.word_pieces import WordPieces
 from sluice.telemetry.deployments import keep_deployment, last_deployment
+from sluice.telemetry.metric_table import bounds_with_targets
 from sluice.telemetry.metrics import Metrics
 from sluice.telemetry.records import Deployment
 from sluice.wiring.boot import ReplicaBoot
@@ -157,11 +158,21 @@ def _observer(settings: Settings, models: Sequence[str], told: Deployment) -> Ob
     metrics = Metrics(
         models,
         slo_classes=list(settings.slo),
-        buckets=settings.metrics.buckets,
+        buckets=bounds_with_targets(settings.metrics.buckets, _targets_by_metric(settings)),
         vllm_aliases=settings.metrics.vllm_aliases,
         journal_dropped=(lambda: journal.dropped) if journal is not None else (lambda: 0),
     )
-    return Observer(metrics, journal, monotonic_ns, told)
+    observer = Observer(metrics, journal, monotonic_ns, told)
+    observer.know_classes(targets_of(settings.slo))
+    return observer
+
+
+def _targets_by_metric(settings: Settings) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for one in targets_of(settings.slo):
+        for target, seconds in one.seconds.items():
+            found.setdefault(f"sluice_{target}_seconds", []).append(seconds)
+    return found
 
 
 def _launch(replicas: Mapping[str, PreparedModel], journal: JournalSection) -> Launch:
