@@ -51,7 +51,9 @@ _WHAT = {
     "/v1/chat/completions": "a chat completion, streamed or whole",
     "/v1/completions": "continues text, without a chat template",
     "/v1/responses": "a response, for text and function tools; nothing is stored",
-    "/v1/models": "the models that can be asked for",
+    "/v1/feedback": "what became of an answer, for the next training of a route; see "
+    "[routing](../routing.md)",
+    "/v1/models": "the models and routes that can be asked for",
     "/v1/models/{id}": "one of them; `max_model_len` is the context that one request can get, "
     "where it is known",
     **dict.fromkeys(

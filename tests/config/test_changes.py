@@ -78,7 +78,7 @@ def test_classes_and_tenants_come_go_and_change_as_a_whole():
     assert told(change.applied) == ("slo.gold.ttft", "slo.new", "tenants.acme", "tenants.other")
     assert change.waiting == ()
     assert change.settings == after
-    assert set(LIVE_TABLES) == {"slo", "tenants"}
+    assert set(LIVE_TABLES) == {"routes", "slo", "tenants"}
 
 
 def test_a_model_that_comes_or_goes_waits_and_the_others_change():

@@ -38,7 +38,8 @@ def test_each_line_of_the_default_file_can_be_uncommented_alone(tmp_path):
     lines = re.findall(r"^#(?! )(.*)$", DEFAULT, re.MULTILINE)
     keys = sum(len(keys_of(section)) for _, section, _ in sections())
     unset = len(re.findall(r"^# \S+ is unset\.$", DEFAULT, re.MULTILINE))
-    assert len(lines) + unset == keys
+    together = len(re.findall(r"^# routes\.\S+, if not given: \S+", DEFAULT, re.MULTILINE))
+    assert len(lines) + unset + together == keys
     for line in lines:
         load_text(tmp_path, line)
 

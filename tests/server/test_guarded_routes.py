@@ -41,6 +41,8 @@ WORK: Mapping[str, Mapping[str, Any]] = {
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
 }
+# Take a small body and no work: nothing is computed for it.
+TOLD = {"/v1/feedback"}
 PATHS = sorted(WORK)
 HERE = sorted(path for path in WORK if path.encode() in ROUTES)
 LIMITS = ["requests_per_minute", "tokens_per_minute", "concurrency"]
@@ -49,13 +51,14 @@ LIMITS = ["requests_per_minute", "tokens_per_minute", "concurrency"]
 def test_every_route_that_takes_work_is_listed_here():
     served = routes(remote=True).exact
     taking = {path.decode() for path, route in served.items() if route.method == "POST"}
-    assert taking == set(WORK)
+    assert taking == set(WORK) | TOLD
+    assert {permission_of(path.encode()) for path in TOLD} == {Permission.INFERENCE}
 
 
 def test_every_other_route_reads_no_body_or_is_the_operators():
     served = routes(FakeOperations(), remote=True)
     for path, route in {**served.exact, **served.beginning}.items():
-        if path.decode() not in WORK:
+        if path.decode() not in {*WORK, *TOLD}:
             assert route.method == "GET" or permission_of(path) is Permission.ADMIN
 
 

@@ -141,6 +141,8 @@ def _decided(decision: Decision) -> str:
     at = f"+{_time(decision.at_ns)}"
     if decision.rung:
         return f"{at} {_degraded(decision)}"
+    if decision.route:
+        return f"{at} {_routed(decision)}"
     if decision.reason:
         retry = decision.retry_after_s
         again = "" if retry is None else f"; retry after {retry:.1f} s"
@@ -159,6 +161,13 @@ def _decided(decision: Decision) -> str:
         for score in decision.scores
     ]
     return f"{text}; scores, lowest wins: {', '.join(scores)}" if len(scores) > 1 else text
+
+
+def _routed(decision: Decision) -> str:
+    numbers = f"threshold {decision.threshold:.4f}"
+    if decision.score is not None:
+        numbers = f"score {decision.score:.4f}, {numbers}"
+    return f"route {decision.route}: to {decision.model} ({decision.reason}; {numbers})"
 
 
 def _degraded(decision: Decision) -> str:

@@ -51,6 +51,7 @@ from sluice.core.events import (
     WarmReplica,
 )
 from sluice.core.fleet import Fleet
+from sluice.core.model_routes import Choice, Question, RouteView
 from sluice.core.pools import PoolView
 from sluice.core.quota import QuotaLeft
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
@@ -135,6 +136,14 @@ class FleetDriver:
         self._handle(Arrived(call.model, submit.request))
         stream.raise_refusal()
         return stream
+
+    def choose(self, question: Question) -> Choice:
+        """The model for a request that names a route."""
+        return self._fleet.choose(question, self._clock())
+
+    def route_view(self, route: str) -> RouteView:
+        """A route as it stands."""
+        return self._fleet.routes[route].view()
 
     def allowance(self, tenant: str) -> Allowance | None:
         """What a tenant may still use, ``None`` where it has no limit per minute."""

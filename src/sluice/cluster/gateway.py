@@ -7,6 +7,7 @@ and replicas are ``fleet_driver``'s, what is measured is ``observer``'s.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from sluice.cluster.auto_route import AutoRoute
 from sluice.cluster.calls import AnyModel
 from sluice.cluster.fleet_driver import FleetDriver
 from sluice.cluster.forward import Forward
@@ -30,7 +31,7 @@ from sluice.runtime.streams import PieceStream
 class LocalGateway:
     """Serves calls with replica processes on this machine and with engines elsewhere.
 
-    ``relaying`` says which models are whose.
+    ``relaying`` says which models are whose, ``routes`` are names that stand for two of them.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class LocalGateway:
         relaying: Relaying = NOTHING_REMOTE,
     ) -> None:
         self.relaying = relaying
+        self.routes: Mapping[str, AutoRoute] = {}
         self._driver = driver
         self._models = dict(models)
         self._observer = observer
@@ -91,7 +93,7 @@ class LocalGateway:
 
     def models(self) -> Sequence[ModelCard]:
         """The models that clients can ask for."""
-        return [served.card for served in self._models.values()]
+        return [one.card for one in (*self._models.values(), *self.routes.values())]
 
     def readiness(self) -> Readiness:
         """Whether calls are admitted and every model has a replica that serves."""
@@ -103,7 +105,8 @@ class LocalGateway:
 
     def metrics(self) -> tuple[bytes, str]:
         """Prometheus exposition of all metrics, and its content type."""
-        return self._observer.exposition(self.pools())
+        routes = [self._driver.route_view(name) for name in self.routes]
+        return self._observer.exposition(self.pools(), routes)
 
     def refused(self, refused: Refused) -> None:
         """Count and record a request that was refused before it became a call."""

@@ -13,6 +13,7 @@ from msgspec import structs
 from sluice.cluster.timings import TEXT_CHARS_MAX, CallTexts, CallTiming
 from sluice.core import events
 from sluice.core.events import Dispatch, Reject, ReplicaLimits, Report, Retarget, Shorten
+from sluice.core.model_routes import Choice, RouteView
 from sluice.core.pools import PoolView
 from sluice.core.request import COMPLETE, EndReason, Request, Rung
 from sluice.runtime import messages
@@ -84,6 +85,27 @@ class Observer:
                 request.overload,
             )
         )
+
+    def routed(self, call_id: str, choice: Choice) -> None:
+        """A request for a route goes to one of its models."""
+        self._metrics.routed(choice.route, choice.way, choice.why)
+        self._write(
+            records.RequestRouted(
+                self._clock(),
+                call_id,
+                choice.route,
+                choice.model,
+                choice.way,
+                choice.why,
+                choice.score,
+                choice.threshold,
+                choice.would or "",
+            )
+        )
+
+    def outcome_told(self, route: str) -> None:
+        """A client told what became of a prompt."""
+        self._metrics.outcome_told(route)
 
     def refused_early(self, refused: Refused) -> None:
         """A request was refused before it became a call.
@@ -366,9 +388,11 @@ class Observer:
 
     # ------------------------------------------------------------------------------------ output
 
-    def exposition(self, pools: Sequence[PoolView]) -> tuple[bytes, str]:
+    def exposition(
+        self, pools: Sequence[PoolView], routes: Sequence[RouteView] = ()
+    ) -> tuple[bytes, str]:
         """The metrics with the fleet's own view, in Prometheus' format, and its content type."""
-        return self._metrics.exposition(pools)
+        return self._metrics.exposition(pools, routes)
 
     def close(self) -> None:
         """Write what is left of the journal."""

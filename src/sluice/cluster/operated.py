@@ -6,12 +6,14 @@ fleet's decision.
 
 from collections.abc import Mapping
 
+from sluice.cluster.auto_route import AutoRoute, Classifier
 from sluice.cluster.calls import AnyModel
 from sluice.cluster.classes import ServiceClasses
 from sluice.cluster.fleet_driver import FleetDriver
 from sluice.cluster.members import Launch
 from sluice.cluster.observer import Observer
 from sluice.core.events import Reconfigured
+from sluice.core.limits import RouteLimits
 from sluice.telemetry.records import Deployment
 
 
@@ -41,6 +43,15 @@ class Operated:
             served.classes = classes[name]
             self._observer.know_classes(classes[name].targets)
         self._observer.changed(told)
+
+    def routes(
+        self, limits: Mapping[str, RouteLimits], classifiers: Mapping[str, Classifier]
+    ) -> dict[str, AutoRoute]:
+        """Names that stand for two models; the fleet holds to their limits already."""
+        return {
+            name: AutoRoute(one, classifiers[name], self._driver, self._models, self._observer)
+            for name, one in limits.items()
+        }
 
     def drain_replica(self, replica_id: str, *, on: bool) -> None:
         """Give a replica nothing more, or use it again. Raises ``KeyError`` for an unknown id."""

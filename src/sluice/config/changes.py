@@ -36,7 +36,7 @@ LIVE: Mapping[str, frozenset[str]] = {
     ),
 }  # fmt: skip
 # Tables of which each can come, go and change as a whole.
-LIVE_TABLES = frozenset({"slo", "tenants"})
+LIVE_TABLES = frozenset({"routes", "slo", "tenants"})
 
 
 @dataclass(frozen=True, slots=True)

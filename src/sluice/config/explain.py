@@ -39,6 +39,8 @@ _TENANT_NAME = "acme"
 # says nothing.
 _SHOWN_VALUES = {("slo", "ttft"): '"500ms"', ("slo", "tpot"): '"100ms"'}
 _SLO_NAME = "interactive"
+# Tables whose settings cannot stand alone: they are shown, and none can be uncommented by itself.
+_TOGETHER = {"routes": "auto"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def default_text(model: str) -> str:
         "# `sluice config check -c FILE` checks the file.",
     ]
     for key, section, heading in sections():
-        examples = {"models": model, "tenants": _TENANT_NAME}
+        examples = {"models": model, "tenants": _TENANT_NAME, **_TOGETHER}
         name = heading.replace("NAME", examples.get(key.name, _SLO_NAME))
         lines += ["", f"# ---- {heading}", *_comment(docs_of(Settings)[key.field])]
         for entry in keys_of(section).values():
@@ -172,6 +174,9 @@ def default_text(model: str) -> str:
 
 
 def _default_line(key: Key, section: str, name: str) -> str:
+    if section in _TOGETHER:
+        value = "unset" if key.default is None else default_value(key)
+        return f"# {name}.{key.name}, if not given: {value}"
     shown = _SHOWN_VALUES.get((section, key.name))
     if shown is not None:
         return f"#{name}.{key.name} = {shown}"

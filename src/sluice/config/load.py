@@ -203,11 +203,11 @@ class _Reading:
         for name, item in table.items.items():
             here = (*path, name)
             self.origins[here] = item.origin
-            if path == ("models",) and not _MODEL_NAME.fullmatch(name):
+            if path in {("models",), ("routes",)} and not _MODEL_NAME.fullmatch(name):
                 self.problem(
                     here,
-                    "a model's name has at most 128 characters: ASCII letters, digits, slashes and"
-                    " any of ._:- but no two dots in a row",
+                    f"a {path[0].removesuffix('s')}'s name has at most 128 characters: ASCII "
+                    "letters, digits, slashes and any of ._:- but no two dots in a row",
                 )
                 continue
             if path in {("slo",), ("tenants",)} and not _NAME.fullmatch(name):

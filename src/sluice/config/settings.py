@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from sluice.config.routes import RouteSection, route_problems, shared_files
 from sluice.config.sections import (
     SEQUENCES_MAX_DEFAULT,
     CatalogueSection,
@@ -37,6 +38,10 @@ class Settings:
     models: Mapping[str, ModelSection] = field(default_factory=dict)
     """Models by the name that clients ask for: one table ``[models.NAME]`` each. With none,
     ``sluice serve`` serves the catalogue's default model."""
+
+    routes: Mapping[str, RouteSection] = field(default_factory=dict)
+    """Names that stand for two models: one table ``[routes.NAME]`` each. Simple prompts go to the
+    one and complex ones to the other."""
 
     slo: Mapping[str, SloSection] = field(default_factory=dict)
     """Classes of requests by name: one table ``[slo.NAME]`` each, with the targets and what becomes
@@ -68,6 +73,7 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
     yield from _server_conflicts(settings.server)
     for name, model in settings.models.items():
         yield from _model_conflicts(name, model)
+    yield from _route_conflicts(settings)
     for name, slo in settings.slo.items():
         yield from _slo_conflicts(name, slo)
     yield from _unknown_names(settings)
@@ -141,6 +147,15 @@ def _model_conflicts(name: str, model: ModelSection) -> Iterator[Conflict]:
             f"static_batch = {model.static_batch} can never be reached with "
             f"sequences_max = {sequences_max}",
         )
+
+
+def _route_conflicts(settings: Settings) -> Iterator[Conflict]:
+    for name, route in settings.routes.items():
+        for key, message in route_problems(name, route, settings.models):
+            yield Conflict((("routes", name, key) if key else ("routes", name),), message)
+    for name, owner in shared_files(settings.routes):
+        words = f"routes.{owner} writes to this file; give each route one of its own"
+        yield Conflict((("routes", name, "outcomes"), ("routes", owner, "outcomes")), words)
 
 
 def _slo_conflicts(name: str, slo: SloSection) -> Iterator[Conflict]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from sluice.core.limits import PoolLimits, TenantLimits
+from sluice.core.limits import PoolLimits, RouteLimits, TenantLimits
 from sluice.core.quota import QuotaLeft
 from sluice.core.request import EndReason, PhaseTimes, Request, Rung, SequenceId, Usage
 from sluice.core.step import Plan, Sampled
@@ -277,11 +277,12 @@ class Reconfigured:
 
     ``pools`` are all models that there are. Replicas that are new among theirs are started, those
     that are missing leave, see ``core/membership.py``. ``tenants`` replaces the earlier ones, and
-    what their running requests hold counts on.
+    what their running requests hold counts on. ``routes`` are all names that stand for two models.
     """
 
     pools: tuple[PoolLimits, ...]
     tenants: tuple[TenantLimits, ...]
+    routes: tuple[RouteLimits, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

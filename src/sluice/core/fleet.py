@@ -47,8 +47,9 @@ from sluice.core.events import (
 from sluice.core.fleet_replica import FleetReplica, RestartLimits
 from sluice.core.ladder import Leaves, Stays
 from sluice.core.lifecycle import ReplicaState
-from sluice.core.limits import PoolLimits, TenantLimits
+from sluice.core.limits import PoolLimits, RouteLimits, TenantLimits
 from sluice.core.membership import let_leave, set_limits
+from sluice.core.model_routes import Choice, ModelRoute, Question, set_routes
 from sluice.core.news import hear
 from sluice.core.pools import Pool, PoolView
 from sluice.core.request import EndReason, Request, Rung, Usage
@@ -67,6 +68,7 @@ class Fleet:
         *,
         chance: Random,
         tenants: Sequence[TenantLimits] = (),
+        routes: Sequence[RouteLimits] = (),
         restarts: RestartLimits | None = None,
     ) -> None:
         self._chance = chance
@@ -75,6 +77,8 @@ class Fleet:
         self._pools: dict[str, Pool] = {}
         self._replicas: dict[str, FleetReplica] = {}
         self._are_leaving = set_limits(self._pools, self._replicas, pools)
+        self.routes: dict[str, ModelRoute] = {}
+        set_routes(self.routes, routes)
         self._accepted: dict[str, Accepted] = {}
         self._arrivals = 0
         self._drain_by_ns: int | None = None
@@ -323,6 +327,7 @@ class Fleet:
 
     def _reconfigured(self, event: Reconfigured, now_ns: int) -> list[FleetEffect]:
         self._are_leaving = set_limits(self._pools, self._replicas, event.pools)
+        set_routes(self.routes, event.routes)
         running = [accepted.request for accepted in self._accepted.values()]
         self._ledger.replace(event.tenants, running, now_ns)
         return self._start_due(now_ns)
@@ -370,6 +375,10 @@ class Fleet:
             times += pool.wake_times_ns(now_ns)
         due = [at_ns for at_ns in times if at_ns is not None]
         return max(now_ns, min(due)) if due else None
+
+    def choose(self, question: Question, now_ns: int) -> Choice:
+        """The model for a request that names a route. Raises ``KeyError`` for an unknown one."""
+        return self.routes[question.route].choose(question, self._pools, now_ns)
 
     @property
     def requests(self) -> int:

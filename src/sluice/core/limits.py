@@ -5,6 +5,7 @@ They come with ``Fleet`` and with ``Reconfigured``, which replaces them while re
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +96,45 @@ class TenantLimits:
     tokens_per_minute: int | None = None
     concurrency: int | None = None
     weight: float = 1.0
+
+
+class Way(StrEnum):
+    """One of the two models of a route."""
+
+    SIMPLE = "simple"
+    COMPLEX = "complex"
+
+
+class Sticky(StrEnum):
+    """What an earlier turn of a conversation decides for the next."""
+
+    UPWARD = "upward"  # once at the complex model, it stays there
+    BOTH = "both"  # it stays where it began
+    OFF = "off"  # nothing
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLimits:
+    """A name that stands for two models, as configured; see ``core/model_routes.py``.
+
+    Requests without a score go to ``default``. ``cuts`` are scores that the classifier gave to
+    prompts that it did not know. The threshold is the cut for ``share`` (0 to 1), which
+    with ``follow`` moves with the scores of traffic; without a share it is ``threshold``. Under
+    load at most the part ``spill`` of the share goes to the simple model, all of it where the
+    complex one makes newcomers wait for ``spill_wait_ns``. ``rules`` are those that send to the
+    complex model, by the names of ``model_routes.Why``. With ``shadow`` all go to ``default``.
+    """
+
+    route: str
+    simple: str
+    complex: str
+    cuts: tuple[float, ...]
+    share: float | None = None
+    threshold: float = 0.0
+    follow: bool = True
+    default: Way = Way.COMPLEX
+    spill: float = 0.5
+    spill_wait_ns: int = 1_000_000_000
+    sticky: Sticky = Sticky.UPWARD
+    rules: tuple[str, ...] = ()
+    shadow: bool = False

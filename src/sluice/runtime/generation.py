@@ -168,6 +168,22 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class ToldOutcome:
+    """What a client says became of a prompt: 0 is wrong, 1 is right.
+
+    ``id`` names the request that had it, and ``ok`` is then about the model that answered; else
+    there is a ``prompt``. ``weak`` and ``strong`` are about the simple and the complex model, each
+    ``None`` where it is not known.
+    """
+
+    id: str = ""
+    prompt: str = ""
+    ok: float | None = None
+    weak: float | None = None
+    strong: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     """On which terms a call is answered; final once a replica has it.
 

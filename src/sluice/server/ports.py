@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sluice.core.model_routes import Choice, Question, Why
 from sluice.core.tenants import Allowance
 from sluice.runtime.generation import (
     Call,
@@ -13,6 +14,7 @@ from sluice.runtime.generation import (
     Refused,
     Relaying,
     Terms,
+    ToldOutcome,
 )
 
 
@@ -127,11 +129,31 @@ class Operations(Protocol):
         ...
 
 
+class AutoRoute(Protocol):
+    """A name that stands for two models."""
+
+    def judge(self, text: str) -> tuple[float | None, Why]:
+        """The score of a text, or why there is none. May be called in any thread."""
+        ...
+
+    def choose(self, question: Question, call_id: str, text: str) -> Choice:
+        """The model for a request, which is counted; ``text`` is what was judged of it."""
+        ...
+
+    async def told(self, outcome: ToldOutcome) -> None:
+        """Keep what became of a prompt. Raises ``InvalidRequest`` where that cannot be used."""
+        ...
+
+
 class Gateway(Protocol):
-    """Serves calls. ``relaying`` says which models are those of remote engines."""
+    """Serves calls. ``relaying`` says which models are those of remote engines; ``routes`` are
+    names that stand for two models."""
 
     @property
     def relaying(self) -> Relaying: ...
+
+    @property
+    def routes(self) -> Mapping[str, AutoRoute]: ...
 
     async def check_together(self, calls: Sequence[Call]) -> None:
         """Check that all calls of one request can ever be served at once.

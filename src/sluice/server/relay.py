@@ -15,16 +15,18 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from sluice.core.errors import InternalError, InvalidRequest, ModelNotFound
+from sluice.core.model_routes import Choice
 from sluice.runtime.generation import Call, Finished, OutputFormat, RawPrompt, Relaying, SentBody
 from sluice.server.exchange import Exchange
 from sluice.server.merged import generating
 from sluice.server.options import call_for, check_ranges
 from sluice.server.ports import Gateway, Generation, Relay
-from sluice.server.problems import unfinished
+from sluice.server.problems import Headers, unfinished
+from sluice.server.routed import Asked, asked_of, route_headers
 from sluice.server.sse import answer_headers
 from sluice.server.stamp import Stamp
 
-Asked = TypeVar("Asked")
+Reading = TypeVar("Reading")
 Members = Mapping[str, Any]
 
 # What goes along upstream of a client's headers: the trace that its call belongs to.
@@ -38,27 +40,27 @@ _value_of = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True)
-class Surface(Generic[Asked]):
+class Surface(Generic[Reading]):
     """One route over models that batch here.
 
     ``understand`` reads and checks a body; ``answer`` sends what is generated for it. Where nothing
     ``streams``, a member ``stream`` means nothing.
     """
 
-    understand: Callable[[Exchange, bytes], tuple[Asked, list[Call]]]
-    answer: Callable[[Exchange, Generation, Stamp, Asked], Awaitable[None]]
+    understand: Callable[[Exchange, bytes], tuple[Reading, list[Call]]]
+    answer: Callable[[Exchange, Generation, Stamp, Reading], Awaitable[None]]
     streams: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard(Generic[Asked]):
+class _Heard(Generic[Reading]):
     """A request as far as it was read.
 
     ``asked`` is ``None`` where only its members were; ``raw`` is kept where an engine may get it.
     """
 
     calls: list[Call]
-    asked: Asked | None = None
+    asked: Reading | None = None
     raw: RawPrompt | None = None
 
 
@@ -72,13 +74,23 @@ class _Known:
 
 
 async def serve_call(
-    exchange: Exchange, gateway: Gateway, stamp: Stamp, surface: Surface[Asked]
+    exchange: Exchange, gateway: Gateway, stamp: Stamp, surface: Surface[Reading]
 ) -> None:
     """Answer one request, by whoever answers for its model in the end."""
     relaying = gateway.relaying
+    read: Callable[[bytes], Asked | _Heard[Reading]]
     read = partial(_read, exchange, surface, relaying)
+    if gateway.routes:
+        read = partial(_asked_or_read, exchange, surface, gateway)
     glance = partial(_glance, exchange, surface, relaying) if relaying.always else None
     heard = await exchange.understood(read, glance)
+    if isinstance(heard, Asked):
+        route = gateway.routes[heard.question.route]
+        choice = route.choose(heard.question, exchange.call_id, heard.text)
+        stamp = replace(stamp, routed=choice)
+        exchange.standing = partial(_standing, exchange.standing, choice)
+        again = partial(_read_for, exchange, surface, relaying, choice.model)
+        heard = await exchange.read_again(heard.body, again)
     async with generating(exchange, gateway, heard.calls) as generation:
         asked, raw = heard.asked, heard.raw
         if raw is not None and generation.relay is not None:
@@ -125,24 +137,58 @@ async def pass_on(
 
 
 def _read(
-    exchange: Exchange, surface: Surface[Asked], relaying: Relaying, body: bytes
-) -> _Heard[Asked]:
+    exchange: Exchange,
+    surface: Surface[Reading],
+    relaying: Relaying,
+    body: bytes,
+    model: str | None = None,
+) -> _Heard[Reading]:
     """A request for a model that batches here, kept where a remote engine may get it, or a large
-    one for an engine."""
-    if len(body) > _GLANCED_BYTES_MAX and relaying.always:
+    one for an engine. ``model`` replaces the one that it names."""
+    if len(body) > _GLANCED_BYTES_MAX and relaying.always and model is None:
         heard = _members_read(exchange, surface, relaying, body)
         if heard is not None:
             return heard
     asked, calls = surface.understand(exchange, body)
+    if model is not None:
+        exchange.model = model
+        calls = [replace(call, model=model) for call in calls]
     if len(calls) > 1 or exchange.model not in relaying.degraded:
         return _Heard(calls, asked)
     raw = _raw(exchange, _members_of(body), body, surface)
     return _Heard([replace(calls[0], raw=raw)], asked, raw)
 
 
+def _asked_or_read(
+    exchange: Exchange, surface: Surface[Reading], gateway: Gateway, body: bytes
+) -> Asked | _Heard[Reading]:
+    """A request for a route, of which a model is yet to be chosen, or any other one."""
+    try:
+        members = _members_of(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        members = {}  # for the reader to find wrong
+    asked = asked_of(exchange, gateway.routes, members, body)
+    return asked or _read(exchange, surface, gateway.relaying, body)
+
+
+def _read_for(
+    exchange: Exchange, surface: Surface[Reading], relaying: Relaying, model: str, body: bytes
+) -> _Heard[Reading]:
+    """A request for a route, as one for the model that was chosen."""
+    if model in relaying.always:
+        heard = _members_read(exchange, surface, relaying, body, model)
+        if heard is not None:
+            return heard
+    return _read(exchange, surface, relaying, body, model)
+
+
+def _standing(before: Callable[[], Headers], choice: Choice) -> Headers:
+    return [*before(), *route_headers(choice)]
+
+
 def _glance(
-    exchange: Exchange, surface: Surface[Asked], relaying: Relaying, body: bytes
-) -> _Heard[Asked] | None:
+    exchange: Exchange, surface: Surface[Reading], relaying: Relaying, body: bytes
+) -> _Heard[Reading] | None:
     """A request for a remote engine that is read in no time; ``None`` for any other."""
     if len(body) > _GLANCED_BYTES_MAX:
         return None
@@ -150,12 +196,18 @@ def _glance(
 
 
 def _members_read(
-    exchange: Exchange, surface: Surface[Asked], relaying: Relaying, body: bytes
-) -> _Heard[Asked] | None:
-    """A request for a remote engine; ``None`` for any other, or one that cannot be read so."""
+    exchange: Exchange,
+    surface: Surface[Reading],
+    relaying: Relaying,
+    body: bytes,
+    chosen: str | None = None,
+) -> _Heard[Reading] | None:
+    """A request for a remote engine; ``None`` for any other, or one that cannot be read so.
+
+    ``chosen`` is the model, where it is not the one that the body names."""
     try:
         members = _members_of(body)
-        model = _value_of(members["model"])
+        model = chosen or _value_of(members["model"])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
         return None
     if not isinstance(model, str) or model not in relaying.always:

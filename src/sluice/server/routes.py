@@ -15,6 +15,7 @@ from sluice.server.exchange import Exchange
 from sluice.server.ports import Gateway, Operations
 from sluice.server.relay import forward
 from sluice.server.responses import responses
+from sluice.server.routed import feedback
 from sluice.server.stamp import Stamp
 
 Answer = Callable[[Exchange, Gateway, Stamp], Awaitable[None]]
@@ -52,6 +53,7 @@ ROUTES: dict[bytes, Route] = {
     b"/v1/chat/completions": Route("POST", chat),
     b"/v1/completions": Route("POST", completions),
     b"/v1/responses": Route("POST", responses),
+    b"/v1/feedback": Route("POST", feedback),
     b"/v1/models": Route("GET", models.list_models),
     b"/health": Route("GET", models.health),
     b"/ready": Route("GET", models.ready),

@@ -1,14 +1,17 @@
 """What chunks and answers of all routes have in common: identity, token counts, probabilities.
 
-Token counts of a degraded answer carry what was done to it, under ``sluice``.
+Token counts of a degraded answer carry what was done to it, under ``sluice``, and those of an
+answer whose model was chosen how.
 """
 
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
+from sluice.core.model_routes import Choice
 from sluice.core.request import Usage
 from sluice.runtime.generation import Terms, TextLogprob, TokenText
 from sluice.server.ports import Generation
@@ -43,6 +46,7 @@ class Stamp:
     """Identity of one answer. ``id`` is the call's; ``version`` names the software.
 
     ``fingerprints`` are those of the models, by name. ``terms`` are those on which it is answered.
+    ``routed`` says how its model was chosen, where the name asked for stands for two.
     """
 
     id: str
@@ -51,6 +55,7 @@ class Stamp:
     version: str
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     terms: Terms = field(default_factory=Terms)
+    routed: Choice | None = None
 
     def answered_by(self, generation: Generation) -> "Stamp":
         """The same stamp with the model that answers, which may not be the one asked for."""
@@ -85,20 +90,35 @@ class Stamp:
         return {**usage_json(usage), **self.disclosure()}
 
     def disclosure(self) -> Json:
-        """What was done to a degraded answer, to stand beside its token counts."""
-        terms = self.terms
-        if not terms.degraded:
-            return {}
-        told: Json = {"degraded": list(terms.degraded)}
-        if terms.output_tokens_max is not None:
-            told["output_tokens_max"] = terms.output_tokens_max
-        if terms.model_asked:
-            told["model_asked"] = terms.model_asked
-        return {"sluice": told}
+        """What was done to a degraded answer and how its model was chosen, to stand beside its
+        token counts."""
+        terms, told = self.terms, dict[str, Any]()
+        if terms.degraded:
+            told["degraded"] = list(terms.degraded)
+            if terms.output_tokens_max is not None:
+                told["output_tokens_max"] = terms.output_tokens_max
+            if terms.model_asked:
+                told["model_asked"] = terms.model_asked
+        if self.routed is not None:
+            told["route"] = route_json(self.routed)
+        return {"sluice": told} if told else {}
 
     def head(self, kind: str) -> bytes:
         """The common fields as JSON, without the braces around them."""
         return msgspec.json.encode(self.fields(kind))[1:-1]
+
+
+def route_json(choice: Choice) -> Json:
+    """How a model was chosen, to stand beside token counts."""
+    told: Json = {
+        "name": choice.route,
+        "model": choice.model,
+        "way": choice.way,
+        "reason": choice.why,
+        "score": choice.score,
+        "threshold": round(choice.threshold, 6),
+    }
+    return told if choice.would is None else {**told, "shadow": choice.would}
 
 
 def usage_json(usage: Usage) -> Json:

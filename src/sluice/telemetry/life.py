@@ -21,6 +21,7 @@ from sluice.telemetry.records import (
     RequestEnded,
     RequestRefused,
     RequestRejected,
+    RequestRouted,
     Score,
     Step,
 )
@@ -39,8 +40,9 @@ class Decision:
     A dispatch has ``replica``, ``attempt`` and ``scores``, and where the request had to wait what
     was predicted for that and how long it was; an attempt that failed ``replica``, ``attempt`` and
     ``error``; a refusal ``status``, ``reason``, ``measured``, ``threshold``, their ``unit`` and
-    ``retry_after_s``; a degradation its ``rung`` with ``output_tokens_max``, or with the ``model``
-    it is given to and the two numbers compared.
+    ``retry_after_s``; a choice between the models of a route its ``route``, ``model``, ``reason``,
+    ``threshold`` and ``score``; a degradation its ``rung`` with ``output_tokens_max``, or with the
+    ``model`` it is given to and the two numbers compared.
     """
 
     at_ns: int
@@ -59,6 +61,8 @@ class Decision:
     model: str = ""
     unit: str = ""
     error: str = ""
+    route: str = ""
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,7 @@ def find_life(reader: JournalReader, name: str) -> Life | None:
 def life_of(entries: Iterable[Entry], request_id: str) -> Life | None:
     """The latest request with this id among entries that are in order of time."""
     life: Life | None = None
+    routed: RequestRouted | None = None
     arrived_ns = 0
     for entry in entries:
         record = entry.record
@@ -174,6 +179,11 @@ def life_of(entries: Iterable[Entry], request_id: str) -> Life | None:
             if record.id == request_id:
                 arrived_ns = record.arrived_ns
                 life = _begin(entry, record, 0 if life is None else life.earlier + 1)
+                if routed is not None:
+                    life.decisions.append(_routing(routed, arrived_ns))
+        elif isinstance(record, RequestRouted):
+            if record.id == request_id:
+                routed = record
         elif isinstance(record, RequestRefused):
             if record.id == request_id:
                 life = _refused(entry, record, 0 if life is None else life.earlier + 1)
@@ -281,6 +291,17 @@ def _add(life: Life, entry: Entry, arrived_ns: int) -> None:
                 life.steps.append(share)
         case _:
             pass
+
+
+def _routing(routed: RequestRouted, arrived_ns: int) -> Decision:
+    return Decision(
+        routed.t_ns - arrived_ns,
+        reason=routed.why,
+        threshold=routed.threshold or 0.0,
+        model=routed.model,
+        route=routed.route,
+        score=routed.score,
+    )
 
 
 def _share(step: Step, request_id: str, at_ns: int) -> StepShare | None:

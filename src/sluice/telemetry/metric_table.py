@@ -98,6 +98,7 @@ _MODEL = ("model",)
 _CLASS = ("model", "slo_class", "outcome")
 _TIER = ("model", "tier")
 _REPLICA = ("model", "replica")
+_ROUTE = ("route",)
 
 METRICS: tuple[Metric, ...] = (
     _by_class("sluice_ttft_seconds", "Time from arrival to the first token sent."),
@@ -161,6 +162,16 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter("sluice_replica_losses_total", _REPLICA, "Times a replica was lost."),
     _counter("sluice_journal_dropped_total", (), "Journal records that could not be written."),
+    _counter(
+        "sluice_routed_total",
+        ("route", "way", "reason"),
+        "Requests for a route by the model that they went to, simple or complex, and why.",
+    ),
+    _counter("sluice_route_outcomes_total", _ROUTE, "Outcomes that clients told of a route."),
+    _gauge("sluice_route_threshold", _ROUTE, "Score from which on a request is complex."),
+    _gauge("sluice_route_share_ratio", _ROUTE, "Share of the latest scores at or above it."),
+    _gauge("sluice_route_share_meant_ratio", _ROUTE, "Share that is meant to be."),
+    _gauge("sluice_route_drifted", _ROUTE, "1 while the two are far apart."),
     _gauge("sluice_requests_in_flight", _MODEL, "Accepted requests that have not ended."),
     _gauge("sluice_requests_running", _MODEL, "Sequences that replicas compute."),
     _gauge("sluice_requests_waiting", _MODEL, "Sequences that wait, in the fleet or a replica."),

@@ -26,6 +26,7 @@ from sluice.core.breaker import BreakerState
 from sluice.core.events import Report
 from sluice.core.fleet_replica import ReplicaView
 from sluice.core.lifecycle import ReplicaState
+from sluice.core.model_routes import RouteView
 from sluice.core.pools import PoolView
 from sluice.core.request import TIER_MAX, EndReason, Phase, PhaseTimes, Rung, Usage
 from sluice.telemetry.metric_table import NO_CLASS, VLLM_ALIASES, Metric, Outcome, with_buckets
@@ -147,6 +148,7 @@ class Metrics:
         self.know_classes((NO_CLASS, *slo_classes))
         self._seen: dict[str, _Seen] = {}
         self._pools: Sequence[PoolView] = ()
+        self._routes: Sequence[RouteView] = ()
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
         self._registry.register(self)
@@ -168,6 +170,14 @@ class Metrics:
     def degraded(self, model: str, rung: Rung) -> None:
         """A rung of the ladder of a request for this model was taken."""
         self._add("sluice_degradations_total", (model, rung), 1)
+
+    def routed(self, route: str, way: str, why: str) -> None:
+        """A request for a route goes to one of its models."""
+        self._add("sluice_routed_total", (route, way, why), 1)
+
+    def outcome_told(self, route: str) -> None:
+        """A client told what became of a prompt."""
+        self._add("sluice_route_outcomes_total", (route,), 1)
 
     def know_classes(self, slo_classes: Sequence[str]) -> None:
         """Further names of classes. Those that are gone keep their counts."""
@@ -278,9 +288,11 @@ class Metrics:
 
     # ----------------------------------------------------------------------------------- exposing
 
-    def exposition(self, pools: Sequence[PoolView]) -> tuple[bytes, str]:
+    def exposition(
+        self, pools: Sequence[PoolView], routes: Sequence[RouteView] = ()
+    ) -> tuple[bytes, str]:
         """All metrics in Prometheus' text format, and its content type."""
-        self._pools = pools
+        self._pools, self._routes = pools, routes
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterator[Family]:
@@ -320,6 +332,9 @@ class Metrics:
                     states[pool.model, replica.id, state] = float(state is replica.state)
                 for name, value in _replica_gauges(replica, pool).items():
                     found.setdefault(f"sluice_{name}", {})[pool.model, replica.id] = value
+        for route in self._routes:
+            for name, value in _route_gauges(route).items():
+                found.setdefault(f"sluice_route_{name}", {})[route.route,] = value
         return found
 
 
@@ -399,6 +414,15 @@ def _pool_gauges(pool: PoolView) -> dict[str, float]:
         "bookings": pool.bookings,
         "bookings_kept_ratio": pool.returning,
         "kv_usage_ratio": used / blocks if blocks else 0.0,
+    }
+
+
+def _route_gauges(route: RouteView) -> dict[str, float]:
+    return {
+        "threshold": route.threshold,
+        "share_ratio": route.share,
+        "share_meant_ratio": route.share_meant,
+        "drifted": route.drifted,
     }
 
 

@@ -98,6 +98,23 @@ class RequestDegraded(Record, frozen=True):
     threshold: float | None = None
 
 
+class RequestRouted(Record, frozen=True):
+    """A request for a route goes to ``model``; ``why`` is one of ``core.model_routes.Why``.
+
+    It comes before the request's arrival at that model. ``score`` is absent where there was none.
+    ``would`` is the way that was found where the route only records.
+    """
+
+    id: str
+    route: str
+    model: str
+    way: str
+    why: str
+    score: float | None = None
+    threshold: float | None = None
+    would: str = ""
+
+
 class RequestRejected(Record, frozen=True):
     """The request was refused: ``measured`` was compared with ``threshold``."""
 
@@ -263,6 +280,7 @@ AnyRecord = (
     | RequestDispatched
     | AttemptFailed
     | RequestDegraded
+    | RequestRouted
     | RequestRejected
     | RequestRefused
     | FirstToken

@@ -26,6 +26,7 @@ from sluice.runtime.generation import (
     Terms,
 )
 from sluice.runtime.streams import Relay
+from sluice.server.ports import AutoRoute
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class FakeGateway:
         relaying: Relaying = NOTHING_REMOTE,
     ) -> None:
         self.relaying = relaying
+        self.routes: dict[str, AutoRoute] = {}
         self.script = script or (lambda call: speak(call, "Hello", " world", "."))
         self.recorded = Recorded()
         self.allowances: dict[str, Allowance] = {}

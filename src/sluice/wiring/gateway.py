@@ -55,6 +55,7 @@ from sluice.wiring.remote import (
     remote_limits,
     remote_model,
 )
+from sluice.wiring.routes import LoadedRoutes, load_routes
 from sluice.wiring.simulated import SimulatedModel, is_simulated, simulated_model
 
 # The program of a replica process, of a model that is computed and of one that is simulated.
@@ -114,12 +115,14 @@ def make_gateway(
             model_of |= dict.fromkeys(engines, name)
         else:
             served[name] = _served(here[name], settings, trial)
+    routes = load_routes(settings)
     told = deployment(models) | remote_deployment(sections)
     observer = _observer(settings, list(sections), _started(settings, models, told))
     fleet = Fleet(
         pools_of(sections, model_of),
         chance=random.SystemRandom(),
         tenants=tenant_limits(settings.tenants),
+        routes=tuple(routes.limits.values()),
     )
     driver = FleetDriver(
         fleet=fleet,
@@ -129,7 +132,9 @@ def make_gateway(
         observer=observer,
         clock=monotonic_ns,
     )
-    return LocalGateway(driver, served, observer, relaying(sections))
+    gateway = LocalGateway(driver, served, observer, relaying(sections))
+    gateway.routes = gateway.operated.routes(routes.limits, routes.classifiers)
+    return gateway
 
 
 def pools_of(
@@ -264,12 +269,16 @@ def _served(model: PreparedModel, settings: Settings, trial: GrammarTrial) -> Se
 
 
 def reconfigure(
-    gateway: LocalGateway, settings: Settings, ids: RemoteIds, told: Mapping[str, str]
+    gateway: LocalGateway,
+    settings: Settings,
+    routes: LoadedRoutes,
+    ids: RemoteIds,
+    told: Mapping[str, str],
 ) -> None:
-    """Let what settings say of models, classes and tenants hold while requests run.
+    """Let what settings say of models, routes, classes and tenants hold while requests run.
 
-    ``ids`` are those that the gateway was made with. ``told`` are words for the journal, which gets
-    what is different from before.
+    ``routes`` are those of the settings, loaded; ``ids`` are those that the gateway was made with.
+    ``told`` are words for the journal, which gets what is different from before.
     """
     sections = models_of(settings)
     model_of = {one.id: one.model for pool in gateway.pools() for one in pool.replicas}
@@ -281,7 +290,11 @@ def reconfigure(
             model_of = {one: model for one, model in model_of.items() if model != name}
             model_of |= dict.fromkeys(wanted, name)
             launches |= remote_launches(wanted, section, served)
-    limits = Reconfigured(pools_of(sections, model_of), tuple(tenant_limits(settings.tenants)))
+    limits = Reconfigured(
+        pools_of(sections, model_of),
+        tuple(tenant_limits(settings.tenants)),
+        tuple(routes.limits.values()),
+    )
     classes = {
         name: ServiceClasses(settings.slo, settings.tenants, section.slo)
         for name, section in sections.items()
@@ -293,5 +306,6 @@ def reconfigure(
         lambda one, listener: launches[one](one, listener),
         reloaded(gateway.operated.deployment, settings, told),
     )
+    gateway.routes = gateway.operated.routes(routes.limits, routes.classifiers)
     if settings.journal.enabled:
         keep_deployment(settings.journal.dir, gateway.operated.deployment.settings)

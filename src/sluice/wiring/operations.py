@@ -33,6 +33,7 @@ from sluice.telemetry.records import Deployment
 from sluice.wiring.defaults import models_of
 from sluice.wiring.gateway import reconfigure
 from sluice.wiring.remote import RemoteIds
+from sluice.wiring.routes import load_routes
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class RunningServer:
         if wrong:
             rest = "of what was read, only part can hold before a restart, and that is wrong: "
             raise ConfigError(tuple(rest + problem for problem in wrong))
+        routes = load_routes(settings)
         self.transport.reconfigure(settings.server)
         kept = {path: self._loaded.origin(path) for path in change.waiting}
         self._loaded = Loaded(settings, {**after.origins, **kept})
@@ -113,7 +115,7 @@ class RunningServer:
             "applied": ", ".join(told(change.applied)),
             "needs_restart": ", ".join(told(change.waiting)),
         }
-        reconfigure(self.gateway, settings, self._remote_ids, told_again)
+        reconfigure(self.gateway, settings, routes, self._remote_ids, told_again)
         _log.info(
             "settings read again; applied: %s; until a restart as before: %s",
             told_again["applied"] or "nothing",

@@ -1,0 +1,43 @@
+"""The file of outcomes that clients tell: written by a server, read by ``sluice route train``.
+
+One JSON object a line, with ``prompt`` and ``weak``, ``strong`` or both. Bounded: when the file has
+half of its size, it becomes the one before, which replaces an older one. Nothing is decided here
+about what an outcome means.
+"""
+
+from pathlib import Path
+from threading import Lock
+
+import msgspec
+
+_encode = msgspec.json.encode
+
+
+class OutcomeFile:
+    """Adds outcomes to ``path``; together with the file before it, it takes ``bytes_max``."""
+
+    def __init__(self, path: Path, bytes_max: int) -> None:
+        self._path = path
+        self._bytes_max = bytes_max
+        self._lock = Lock()
+
+    def add(self, prompt: str, weak: float | None, strong: float | None) -> None:
+        """Add one. Raises ``OSError``."""
+        row = {"prompt": prompt, "weak": weak, "strong": strong}
+        told = {name: value for name, value in row.items() if value is not None}
+        line = _encode(told) + b"\n"
+        with self._lock:
+            try:
+                held = self._path.stat().st_size
+            except FileNotFoundError:
+                held = 0
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            if held and held + len(line) > self._bytes_max // 2:
+                self._path.replace(before(self._path))
+            with self._path.open("ab") as file:
+                file.write(line)
+
+
+def before(path: Path) -> Path:
+    """Where the outcomes are that are older than those in a file."""
+    return path.with_name(path.name + ".1")
