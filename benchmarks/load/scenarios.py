@@ -97,7 +97,7 @@ class Session:
 
     def played(self, what: str, plan: Plan, *, retry: bool = False) -> Run:
         """A run of a plan."""
-        return self.kept(what, lambda: self.backend.play(self._named(plan), retry=retry))
+        return self.kept(what, lambda: self.backend.play(self._named(what, plan), retry=retry))
 
     def kept(self, what: str, make: Callable[[], Run]) -> Run:
         """A run, told about on standard error when it is made now."""
@@ -108,11 +108,17 @@ class Session:
             sys.stderr.write(f"{self.key(what)}: {took_s:.0f} s\n")
         return run
 
-    def _named(self, plan: Plan) -> Plan:
-        """``fcfs`` and ``static`` know no targets, so their requests name no class."""
-        if self.engine == "slo":
-            return plan
-        return replace(plan, asks=tuple(replace(ask, slo="") for ask in plan.asks))
+    def _named(self, what: str, plan: Plan) -> Plan:
+        """The plan with prompts of its own, so that no run finds those of another one cached.
+
+        ``fcfs`` and ``static`` know no targets, so their requests name no class.
+        """
+        slo_known = self.engine == "slo"
+        asks = (
+            replace(ask, id=f"{ask.id}:{what}", slo=ask.slo if slo_known else "")
+            for ask in plan.asks
+        )
+        return replace(plan, asks=tuple(asks))
 
 
 # ---------------------------------------------------------------------------------------- capacity
@@ -209,20 +215,19 @@ def measure_long(session: Session) -> None:
         for number in range(CHATS)
     ]
 
-    def longs(what: str, first_s: float, every_s: float, number: int) -> list[Ask]:
-        """Prompts of their own for each run: those of another one may still be cached."""
+    def longs(first_s: float, every_s: float, number: int) -> list[Ask]:
         return [
             Ask(
-                f"long-{what}-{index}", first_s + every_s * index, LONG_PROMPT_TOKENS,
+                f"long-{index}", first_s + every_s * index, LONG_PROMPT_TOKENS,
                 LONG_OUTPUT_TOKENS, "long",
             )
             for index in range(number)
         ]  # fmt: skip
 
     session.played("long-chats", Plan(tuple(chats), 5.0, 18.0, 18.0))
-    session.played("long-alone", Plan(tuple(longs("alone", 0.0, 12.0, 2)), 0.0, 24.0, 26.0))
+    session.played("long-alone", Plan(tuple(longs(0.0, 12.0, 2)), 0.0, 24.0, 26.0))
     # Two cores take about 8 s for such a prompt beside the chats: more often and they would queue.
-    beside = Plan((*chats, *longs("beside", 5.0, 9.0, 3)), 5.0, 32.0, 36.0)
+    beside = Plan((*chats, *longs(5.0, 9.0, 3)), 5.0, 32.0, 36.0)
     session.played("long-beside", beside)
 
 

@@ -39,6 +39,7 @@ OPEN_LATE_MAX = 1  # beside those
 LATE_DIVISOR = 16  # those that are late get one token for so many of those that are not
 LATE_TOKENS_MAX = 512  # a late prompt need not wait for the share of more than this to start
 BACKFILL_DEPTH = 8
+AHEAD_STEP_SHARE = 0.6  # of the longest step: prompts of tenants ahead of their share fill no more
 STEPS_AHEAD = 16  # a preemption frees enough for so many steps
 RECHECK_STEPS = 16  # what did not fit is tried again after these: predictions change slowly
 
@@ -258,6 +259,7 @@ class Batching:
     def _filling(self, batch: Batch, budget: Budget, wanting: list[Sequence]) -> "_Filling":
         """The start of filling a step: prefill gets what is owed to it however little is left."""
         filling = _Filling(batch, budget, budget.tokens, budget.step_ns)
+        filling.ahead_step_ns = int(self.roster.limits.step_ns_max * AHEAD_STEP_SHARE)
         for sequence in wanting:
             if sequence.state is SequenceState.PREFILL:
                 filling.open[sequence.late] += 1
@@ -274,6 +276,7 @@ class Batching:
             filling.owed_ns = self._owed_ns + int(filling.decodes_ns * share / (1.0 - share))
             owed_ns = int((filling.decodes_ns + filling.owed_ns) * cost.margin)
             filling.step_ns = max(budget.step_ns, owed_ns)
+            filling.ahead_step_ns = max(filling.ahead_step_ns, owed_ns)
         return filling
 
     def _turn(self, filling: "_Filling", late: Sequence) -> None:
@@ -355,6 +358,8 @@ class Batching:
         if step_ns is None or wanted == 0:
             return wanted
         batch, cost = filling.batch, self.roster.cost
+        if self.roster.shares.ahead(sequence.generation.request.tenant):
+            step_ns = min(step_ns, filling.ahead_step_ns)
         tokens = chunk_tokens_max(cost, batch.load, sequence.computed, step_ns, wanted)
         if tokens < ALONE_TOKENS and not batch.decodes and not batch.chunks:
             # Nobody's next token waits for this step, only a cancel would: the fixed part of a
@@ -373,11 +378,12 @@ class _Filling:
     """What is left of a step's budget while candidates are looked at.
 
     ``step_ns`` bounds the step, with the time that prefill is owed; ``minimum`` is due to the next
-    chunk whatever that bound says. ``open`` counts prompts that are not computed to their end: on
-    time, and late. ``late`` is the first late one; when it is its ``turn`` it goes first, for
-    ``turn_tokens`` at most. ``tried`` counts those that could not join, ``unfit`` holds those of
-    them that did not fit beside the residents. ``head`` is the first that did not fit and is
-    waited for, ``ahead`` what is reserved for it.
+    chunk whatever that bound says. ``ahead_step_ns`` is the bound for prompts of tenants ahead of
+    their share: the next prompt of another tenant waits for the end of this step. ``open`` counts
+    prompts that are not computed to their end: on time, and late. ``late`` is the first late one;
+    when it is its ``turn`` it goes first, for ``turn_tokens`` at most. ``tried`` counts those that
+    could not join, ``unfit`` holds those of them that did not fit beside the residents. ``head`` is
+    the first that did not fit and is waited for, ``ahead`` what is reserved for it.
     """
 
     batch: Batch
@@ -386,6 +392,7 @@ class _Filling:
     step_ns: int | None
     decodes_ns: int = 0
     owed_ns: int = 0
+    ahead_step_ns: int = 0
     minimum: int = 0
     open: list[int] = field(default_factory=lambda: [0, 0])
     late: Sequence | None = None
