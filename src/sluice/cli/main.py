@@ -24,6 +24,7 @@ COMMANDS = {
     "simulate": ("sluice.cli.simulate", "A fleet under a load or a trace, in virtual time."),
     "replay": ("sluice.cli.replay", "Recorded traffic again, under other settings."),
     "route": ("sluice.cli.route", "Train and judge the classifier that routes by complexity."),
+    "doctor": ("sluice.cli.doctor", "Why p99 moved: causes with evidence, from the journal."),
     "trace": ("sluice.cli.trace", "One request's life, phase by phase."),
 }
 

@@ -4,11 +4,11 @@ Called by ``plan.py`` for ``--html``. Numbers come from the plan and its documen
 estimated here.
 """
 
-from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from sluice.cli.page import page_of, table
 from sluice.cli.plan_report import headline, rows_of
 from sluice.cli.plots import Axes, Mark, bars, lines
 from sluice.planner.candidates import Candidates
@@ -16,17 +16,6 @@ from sluice.planner.curves import curve_of, step_parts_s
 from sluice.planner.memory import GIB
 from sluice.planner.names import CannotPlan
 from sluice.planner.plan import Plan
-
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 1180px; margin: 2rem auto;
-padding: 0 1rem; }
-h1 { font-size: 1.35rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
-table { border-collapse: collapse; } td, th { padding: .25rem .8rem .25rem 0; text-align: left;
-vertical-align: top; border-bottom: 1px solid #8883; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 1.5rem; }
-svg { width: 100%; height: auto; } .wide { overflow-x: auto; } small { opacity: .75; }
-"""
 
 
 def write_page(
@@ -45,28 +34,26 @@ def write_page(
 def page(found: Candidates, shown: dict[str, Any], explained: dict[str, dict[str, Any]]) -> str:
     """The report as HTML."""
     best = found.best
-    title = escape(headline(best))
     knobs = [(f"× {knob['gain']:.2f}", knob["change"]) for knob in shown["knobs"]]
     numbers = [
         (path, _value(each["value"], each["unit"]), each["formula"], _inputs(each), each["source"])
         for path, each in explained.items()
     ]
-    return "\n".join(
+    return page_of(
+        headline(best),
         (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>",
-            _table((), rows_of(best)),
+            table((), rows_of(best)),
             *(f"<p>Note: {escape(note)}</p>" for note in best.notes),
             '<div class="plots">',
             *(f"<figure>{plot}</figure>" for plot in _plots(found)),
             "</div><h2>What each change would do</h2>",
-            _table(("planned rate per GPU", "change"), knobs),
+            table(("planned rate per GPU", "change"), knobs),
             "<h2>Leaned on</h2>",
-            _table((), [(each,) for each in shown["leaned_on"]]),
+            table((), [(each,) for each in shown["leaned_on"]]),
             '<h2>What each number is</h2><div class="wide"><small>',
-            _table(("number", "value", "formula", "inputs", "from"), numbers),
-            "</small></div></body></html>",
-        )
+            table(("number", "value", "formula", "inputs", "from"), numbers),
+            "</small></div>",
+        ),
     )
 
 
@@ -117,14 +104,6 @@ def _memory_gib(found: Plan) -> dict[str, float]:
     each = deployment.kv_bytes(found.question.load.lengths.resident_tokens) / GIB
     used = min(left, at.concurrency / deployment.layout.groups * each)
     return {**parts, "KV at the SLO rate": used, "KV free": left - used}
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    titles = "".join(f"<th>{escape(name)}</th>" for name in head)
-    lines_of = [
-        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
-    ]
-    return f"<table>{f'<tr>{titles}</tr>' if head else ''}{''.join(lines_of)}</table>"
 
 
 def _value(value: float | str | None, unit: str) -> str:

@@ -1,7 +1,7 @@
 """Plots as SVG text: lines over two axes, and bars made of parts.
 
-Called by ``plan_page.py``. Knows nothing of what it draws. Colours of text and axes are those of
-the page around it.
+Called by ``plan_page.py`` and ``doctor_page.py``. Knows nothing of what it draws. Colours of text
+and axes are those of the page around it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -120,6 +120,11 @@ class SegmentReader:
                     return
                 yield frame
 
+    def bodies(self) -> Iterator[bytes]:
+        """The frames that are whole as msgpack arrays of records, for who decodes them itself."""
+        while (plain := self._next_body()) is not None:
+            yield plain
+
     def _read_header(self, name: str) -> SegmentHeader:
         magic = self._file.read(len(MAGIC))
         body = self._next_body() if magic == MAGIC else None

@@ -1,0 +1,101 @@
+"""A diagnosis as one HTML file with plots, which loads nothing.
+
+Called by ``doctor.py`` for ``--html``. Numbers come from the diagnosis and its journal.
+"""
+
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from sluice.cli.doctor_report import document, headline
+from sluice.cli.page import page_of, table
+from sluice.cli.plots import Axes, Mark, bars, lines
+from sluice.doctor.columns import Journal
+from sluice.doctor.diagnosis import Diagnosis, Verdict
+from sluice.doctor.spike import latency_of
+
+_BINS = 60
+
+
+def write_page(path: Path, found: Diagnosis, journal: Journal) -> None:
+    """Write the report. Raises ``OSError``."""
+    path.write_text(page(found, journal), encoding="utf-8")
+
+
+def page(found: Diagnosis, journal: Journal) -> str:
+    """The report as HTML."""
+    shown = document(found)
+    causes = [
+        (
+            each.verdict.value,
+            each.name,
+            "" if each.share is None else f"{each.share.share:.0%}",
+            "" if each.share is None else f"{each.share.low:.0%} to {each.share.high:.0%}",
+            "; ".join(each.evidence) or each.missing,
+            "; ".join(each.against),
+            each.next_look,
+        )
+        for each in found.causes
+    ]
+    window, baseline = shown["window"], shown["baseline"]
+    parts = [
+        (
+            f"<p>window {window['start']} to {window['end']}; baseline {baseline['start']} to "
+            f"{baseline['end']}</p>"
+        ),
+        *(f"<p>Note: {escape(problem)}</p>" for problem in found.problems),
+        '<div class="plots">',
+        *(f"<figure>{plot}</figure>" for plot in _plots(found, journal)),
+        "</div>",
+    ]
+    if causes:
+        heads = ("verdict", "cause", "share", "bounds", "evidence", "against it", "next")
+        parts += ["<h2>Causes</h2>", '<div class="wide">', table(heads, causes), "</div>"]
+    if found.examples:
+        parts.append(f"<p>slow requests: {escape(', '.join(found.examples))}</p>")
+    return page_of(headline(found), parts)
+
+
+def _plots(found: Diagnosis, journal: Journal) -> list[str]:
+    plots = [_over_time(found, journal)]
+    if found.excess is not None:
+        phases = {name: max(0.0, value) for name, value in found.excess.phases.items()}
+        plots.append(bars("Mean excess of the slowest", {"excess": phases}, "s"))
+    if found.held is not None:
+        shares = {name: 100 * share for name, share in found.held.shares.items()}
+        plots.append(bars("What replicas did while they waited", {"time": shares}, "%"))
+    told = (Verdict.CONFIRMED, Verdict.LIKELY, Verdict.POSSIBLE)
+    rows = {
+        each.name: {"share of the change": 100 * max(0.0, each.share.share)}
+        for each in found.causes
+        if each.share is not None and each.verdict in told
+    }
+    if rows:
+        plots.append(bars("What would go without each cause", rows, "%"))
+    return plots
+
+
+def _over_time(found: Diagnosis, journal: Journal) -> str:
+    """Median and a high percentile over the time of the journal."""
+    spike, windows = found.spike, found.windows
+    latency_s = latency_of(journal.requests, spike.metric)
+    at_s = (journal.requests["arrived_ns"] - journal.requests["arrived_ns"][0]) / 1e9
+    edges = np.linspace(0.0, float(at_s[-1]) + 1e-9, _BINS + 1)
+    place = np.digitize(at_s, edges) - 1
+    high, middle = [], []
+    for number in range(_BINS):
+        inside = latency_s[(place == number) & ~np.isnan(latency_s)]
+        if len(inside):
+            at = float(edges[number])
+            high.append((at, float(np.quantile(inside, spike.percentile / 100))))
+            middle.append((at, float(np.median(inside))))
+    begin_ns = journal.requests["arrived_ns"][0]
+    start_s, end_s = (
+        (each - begin_ns) / 1e9 for each in (windows.incident.start_ns, windows.incident.end_ns)
+    )
+    return lines(
+        Axes(f"{spike.metric.upper()} over time", "seconds since the first request", "s"),
+        {f"p{spike.percentile:g}": high, "p50": middle},
+        (Mark("x", start_s, "window", start_s, end_s),),
+    )

@@ -1,0 +1,202 @@
+"""What each present cause explains: the share of the change of a percentile that goes without it.
+
+Causes with a mechanism in the engine are taken out of the world, which is played again; those that
+are spans of their own are subtracted. Of several causes each gets the mean of what it removes over
+all orders of taking them out (Shapley), since they work on each other.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import factorial
+
+import numpy as np
+
+from sluice.doctor.columns import Floats, Ints
+from sluice.doctor.replaying import Played, Player
+from sluice.doctor.scene import Finding, Scene
+from sluice.doctor.spike import blocks_drawn
+from sluice.doctor.world import World
+
+# Causes played together at most; of more, those that remove least alone are played alone.
+TOGETHER_MAX = 3
+# A replay that is further off than this says nothing.
+MISFIT_MAX = 0.30
+_DRAWS = 200
+_TAIL = 0.05
+_ALONE_MIN = 0.10
+# What shares are off beside what sampling explains, found with ``benchmarks/doctor.py``.
+OFF = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What of the change goes without a cause."""
+
+    low: float
+    share: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """``of`` each cause, ``together`` without any; ``misfit`` is how far the replay is off.
+
+    ``replayed`` requests were played, 0 where spans alone were subtracted.
+    """
+
+    of: Mapping[str, Share]
+    together: Share | None
+    misfit: float | None
+    replayed: int
+
+    @property
+    def usable(self) -> bool:
+        """Whether the replay is like what happened."""
+        return self.misfit is None or self.misfit <= MISFIT_MAX
+
+
+NONE = Shares({}, None, None, 0)
+
+
+def shares_of(scene: Scene, findings: Mapping[str, Finding], world: World | None) -> Shares:
+    """The shares of the findings that are present."""
+    present = {
+        name: found
+        for name, found in findings.items()
+        if found.present and (found.span_s is not None or (found.remove and world is not None))
+    }
+    if not present or scene.spike.before_s is None:
+        return NONE
+    replays = any(found.remove is not None for found in present.values())
+    trial = _Trial(scene, present, world if replays else None)
+    alone = {name: trial.share((name,)) for name in present}
+    ranked = sorted(present, key=lambda name: -alone[name].share)
+    upstream = [name for name in ranked if not present[name].downstream]
+    leading = [name for name in upstream if alone[name].share >= _ALONE_MIN][:TOGETHER_MAX]
+    if not leading:
+        leading = [name for name in ranked if alone[name].share >= _ALONE_MIN][:TOGETHER_MAX]
+    found = alone | trial.shapley(leading) if len(leading) > 1 else alone
+    together = trial.share(tuple(leading)) if leading else None
+    return Shares(found, together, trial.misfit, trial.replayed)
+
+
+class _Trial:
+    """Worlds without some of the causes, each played once."""
+
+    def __init__(self, scene: Scene, findings: Mapping[str, Finding], world: World | None) -> None:
+        self._scene, self._findings = scene, findings
+        self._metric = scene.spike.metric
+        self._level = scene.spike.percentile / 100
+        self._player = Player() if world is not None else None
+        self._world = world
+        self._played: dict[tuple[str, ...], Floats] = {}
+        self.misfit: float | None = None
+        self.replayed = 0 if world is None else len(world.rows)
+        if world is None:
+            self._rows: Ints = scene.after
+        else:
+            self._rows = world.rows[world.judged]
+        observed = scene.latency_s[self._rows]
+        self._beside = np.zeros(len(self._rows))
+        for found in findings.values():
+            if found.span_s is not None and world is not None:
+                self._beside = self._beside + self._unplayed(found)
+        self._factual = self._without(())
+        if world is not None:
+            before_s = scene.spike.before_s or 0.0
+            seen = float(np.nanquantile(observed, self._level))
+            made = float(np.nanquantile(self._factual, self._level))
+            self.misfit = abs(made - seen) / max(seen, before_s)
+        self._draws = blocks_drawn(len(self._rows), np.random.default_rng(scene.seed), _DRAWS)
+
+    def _unplayed(self, found: Finding) -> Floats:
+        """Spans that a replay does not have: all but those before the fleet."""
+        assert found.span_s is not None  # noqa: S101 - checked by the caller
+        spans = found.span_s[self._rows]
+        requests = self._scene.requests
+        read = (requests["seen_ns"] - requests["arrived_ns"])[self._rows] / 1e9
+        # What lies before the fleet sees a request is part of the played world.
+        inside = np.isclose(np.minimum(spans, read), spans) & (spans > 0)
+        return np.where(inside, 0.0, spans)
+
+    def _without(self, names: tuple[str, ...]) -> Floats:
+        """Latencies of the rows without these causes; NaN for requests that would not have come."""
+        key = tuple(sorted(names))
+        found = self._played.get(key)
+        if found is None:
+            found = self._played[key] = self._latencies(key)
+        return found
+
+    def _latencies(self, names: tuple[str, ...]) -> Floats:
+        edits = [self._findings[name].remove for name in names]
+        found = self._scene.latency_s[self._rows]
+        if self._world is not None and self._player is not None:
+            world = self._world
+            key = tuple(n for n, e in zip(names, edits, strict=True) if e is not None)
+            if key != names and key in self._played:
+                found = self._played[key].copy()
+            else:
+                for edit in edits:
+                    if edit is not None:
+                        world = edit(world)
+                played: Played = self._player.play(world)
+                found = played.of(self._metric)[world.judged] + self._beside
+                found = np.where(world.kept[world.judged], found, np.nan)
+        for name in names:
+            span_s = self._findings[name].span_s
+            if span_s is not None:
+                found = np.maximum(0.0, found - span_s[self._rows])
+        return found
+
+    def share(self, names: tuple[str, ...]) -> Share:
+        """What goes without these causes at once."""
+        return self._bounded(self._removed(names), [names])
+
+    def shapley(self, names: Sequence[str]) -> dict[str, Share]:
+        """What each removes, mean over all orders."""
+        found = {}
+        for name in names:
+            others = [other for other in names if other != name]
+            value = 0.0
+            spread = np.zeros(len(self._draws))
+            for size in range(len(others) + 1):
+                weight = factorial(size) * factorial(len(names) - size - 1) / factorial(len(names))
+                for beside in combinations(others, size):
+                    value += weight * (self._removed((*beside, name)) - self._removed(beside))
+                    spread += weight * (self._drawn((*beside, name)) - self._drawn(beside))
+            found[name] = self._around(value, spread)
+        return found
+
+    def _removed(self, names: tuple[str, ...]) -> float:
+        rows = np.arange(len(self._rows))
+        return self._removed_in(names, rows)
+
+    def _removed_in(self, names: tuple[str, ...], rows: Ints) -> float:
+        """The share of the change that goes, in some of the rows."""
+        before_s = self._scene.spike.before_s or 0.0
+        with_s = _quantile(self._factual[rows], self._level)
+        without_s = _quantile(self._without(names)[rows], self._level)
+        change_s = with_s - before_s
+        least_s = 0.25 * max(self._scene.spike.change_s, 1e-9)
+        return (with_s - without_s) / max(change_s, least_s)
+
+    def _drawn(self, names: tuple[str, ...]) -> Floats:
+        return np.array([self._removed_in(names, rows) for rows in self._draws])
+
+    def _bounded(self, value: float, sets: Sequence[tuple[str, ...]]) -> Share:
+        return self._around(value, self._drawn(sets[0]))
+
+    def _around(self, value: float, drawn: Floats) -> Share:
+        low, high = np.quantile(drawn, (_TAIL, 1 - _TAIL))
+        off = OFF + 0.5 * (self.misfit or 0.0)
+        return Share(
+            float(min(low, value) - off),
+            float(value),
+            float(max(high, value) + off),
+        )
+
+
+def _quantile(values: Floats, level: float) -> float:
+    kept = values[~np.isnan(values)]
+    return float(np.quantile(kept, level)) if len(kept) else 0.0
