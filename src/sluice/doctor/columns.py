@@ -154,6 +154,7 @@ class Change:
 
     t_ns: float
     what: str
+    version: str
     details: dict[str, str]
 
 
@@ -374,7 +375,9 @@ class _Reading:
                 self._classes.setdefault(submitted.request.slo_class, submitted.request)
 
     def _deployment(self, fact: DeploymentFact) -> None:
-        self._changes.append(Change(fact.t_ns + self.offset_ns, fact.what, fact.details))
+        different = {name: f"{each.before} → {each.after}" for name, each in fact.changed.items()}
+        told = fact.details | different
+        self._changes.append(Change(fact.t_ns + self.offset_ns, fact.what, fact.version, told))
 
     def _gap(self, fact: GapFact) -> None:
         self._gaps.append((float(fact.t_ns + self.offset_ns), fact.dropped))

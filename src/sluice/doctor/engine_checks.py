@@ -316,7 +316,10 @@ def _matched(scene: Scene, ratio: Floats, mine: Mask) -> Moved | None:
     usual_after = np.array([usual.get(each, np.nan) for each in kind[after]])
     inside = before & np.isin(kind, known)
     usual_inside = np.array([usual[each] for each in kind[inside]])
-    capped = np.minimum(ratio[after] / usual_after, 20.0), np.minimum(ratio[inside] / usual_inside, 20.0)
+    capped = (
+        np.minimum(ratio[after] / usual_after, 20.0),
+        np.minimum(ratio[inside] / usual_inside, 20.0),
+    )
     return moved(capped[1], capped[0], scene.seed)
 
 

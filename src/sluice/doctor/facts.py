@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from sluice.telemetry.records import AnyRecord
+from sluice.telemetry.records import AnyRecord, Change
 
 _EMPTY_ARRAY = msgspec.Raw(b"\x90")
 _NIL = msgspec.Raw(b"\xc0")
@@ -146,6 +146,8 @@ class DeploymentFact(Fact, frozen=True, tag="Deployment"):
 
     what: str
     details: dict[str, str] = {}
+    version: str = ""
+    changed: dict[str, Change] = {}
 
 
 class GapFact(Fact, frozen=True, tag="Gap"):

@@ -86,7 +86,7 @@ def slow_clients(scene: Scene) -> Finding:
     return Finding(
         (
             (
-                f"streams stayed open behind the last computed token for {spent.before:.2f} s before "
+                f"streams stayed open behind their last token for {spent.before:.2f} s before "
                 f"and {spent.after:.2f} s then on average; {share:.1%} for over half a second"
             ),
         ),
