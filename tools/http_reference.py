@@ -99,6 +99,9 @@ CODES = (
          "Lower `n`, or send several requests."),
     Code("too_many_prompts", "400", "The list has more prompts than can ever be served at once.",
          "Send fewer prompts in one request."),
+    Code("retrieval_failed", "503", "A pipeline could not retrieve in time, and its settings or "
+         "`x-sluice-degrade: never` want no answer without that.",
+         "Wait for `Retry-After`, or allow an answer without passages."),
     Code("headers_too_large", "431", "The request head is over `server.header_bytes_max`.",
          "Send fewer or shorter headers."),
     Code("invalid_api_key", "401", "No key was sent, or one that is not known.",

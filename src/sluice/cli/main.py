@@ -25,6 +25,7 @@ COMMANDS = {
     "replay": ("sluice.cli.replay", "Recorded traffic again, under other settings."),
     "route": ("sluice.cli.route", "Train and judge the classifier that routes by complexity."),
     "doctor": ("sluice.cli.doctor", "Why p99 moved: causes with evidence, from the journal."),
+    "docs": ("sluice.cli.docs", "The documents that pipelines retrieve from."),
     "trace": ("sluice.cli.trace", "One request's life, phase by phase."),
 }
 

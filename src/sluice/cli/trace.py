@@ -22,6 +22,7 @@ from sluice.config.load import load_settings
 from sluice.config.sources import Override
 from sluice.telemetry.journal import JournalLimits, JournalReader
 from sluice.telemetry.life import Decision, Life, StepShare, find_life, nearest_ids
+from sluice.telemetry.records import Retrieved
 
 _LAG_S = JournalLimits().flush_s
 _BAR_WIDTH = 40
@@ -111,6 +112,8 @@ def show(life: Life, console: Console) -> None:
     console.print(Text(f"arrived {arrived.isoformat(timespec='milliseconds')}; {asked}"))
     if life.earlier:
         console.print(Text(f"{life.earlier} earlier requests with this id are in the journal"))
+    if life.retrieval is not None:
+        console.print(Text(_retrieved(life.retrieval)))
     for decision in life.decisions:
         console.print(Text(_decided(decision)))
     if life.phases:
@@ -135,6 +138,17 @@ def _asked(life: Life) -> str:
         parts.append(f"ladder {' > '.join(life.overload)}")
     parts.append(f"read and tokenised in {_time(life.read_ns)}")
     return ", ".join(parts)
+
+
+def _retrieved(made: Retrieved) -> str:
+    budget = "" if made.budget_ns is None else f" of {_time(made.budget_ns)}"
+    text = (
+        f"{made.pipeline} retrieved {made.found:,} passages in {_time(made.duration_ns)}{budget}; "
+        f"{len(made.sources):,} in the prompt, about {made.tokens:,} tokens"
+    )
+    if made.sources:
+        text += f": {', '.join(made.sources)}"
+    return f"{text}; {', '.join(made.rungs)}: {made.reason}" if made.rungs else text
 
 
 def _decided(decision: Decision) -> str:

@@ -7,6 +7,7 @@ tells the observer. Nothing is decided here about capacity or replicas.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from msgspec import structs
@@ -51,6 +52,12 @@ class _Live:
     def request(self) -> Request:
         return self.submit.request
 
+    @property
+    def retrieval_ns(self) -> int:
+        """Of the time before admission, that for retrieval."""
+        retrieval = self.call.retrieval
+        return 0 if retrieval is None else retrieval.duration_ns
+
     def change(self, **fields: Any) -> None:
         """Change what is asked of the replica, before it is sent to one."""
         request = replace(self.submit.request, **fields)
@@ -58,11 +65,12 @@ class _Live:
 
     def waited(self, phases: PhaseTimes) -> PhaseTimes:
         """The phases with the wait for a replica, which takes it for admission, as queueing."""
-        admission_ns = min(phases.admission_ns, self.admitted_ns - self.request.arrived_ns)
-        queue_ns = phases.queue_ns + phases.admission_ns - admission_ns
+        before_ns = min(phases.admission_ns, self.admitted_ns - self.request.arrived_ns)
+        queue_ns = phases.queue_ns + phases.admission_ns - before_ns
+        retrieval_ns = self.retrieval_ns
         return PhaseTimes(
-            retrieval_ns=phases.retrieval_ns,
-            admission_ns=admission_ns,
+            retrieval_ns=retrieval_ns,
+            admission_ns=before_ns - retrieval_ns,
             queue_ns=queue_ns,
             prefill_ns=phases.prefill_ns,
             decode_ns=phases.decode_ns,
@@ -98,7 +106,8 @@ class LiveCalls:
         request = submit.request
         if request.id in self._live:
             raise InternalError(f"the request id {request.id} is in use")
-        stream = PieceStream(call.model, request.slo_class, lambda: on_cancel(request.id))
+        leave = partial(on_cancel, request.id)
+        stream = PieceStream(call.model, request.slo_class, leave, call.retrieval)
         tools = served.tool_calls(call)
         self._live[request.id] = _Live(call, submit, stream, tools, self._clock())
         self._observer.arrived(call, request, served.text_of)
@@ -270,10 +279,11 @@ class LiveCalls:
         was_computed = live.tokens if live.relay else live.stream.replica
         prompt_tokens = request.prompt_tokens if was_computed else 0
         usage = Usage(prompt_tokens, 0, live.tokens)
-        admission_ns = live.admitted_ns - request.arrived_ns
+        retrieval_ns = live.retrieval_ns
+        admission_ns = live.admitted_ns - request.arrived_ns - retrieval_ns
         rest_ns = self._clock() - live.admitted_ns
         queue_ns, decode_ns = (0, rest_ns) if live.tokens else (rest_ns, 0)
-        phases = PhaseTimes(admission_ns=admission_ns, queue_ns=queue_ns, decode_ns=decode_ns)
+        phases = PhaseTimes(retrieval_ns, admission_ns, queue_ns, decode_ns=decode_ns)
         put_down_to = fault if reason is EndReason.FAILED else None
         self._finish(live, RequestEnded(request_id, reason, usage, phases, 0, error, put_down_to))
 

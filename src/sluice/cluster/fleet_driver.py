@@ -52,6 +52,7 @@ from sluice.core.events import (
 )
 from sluice.core.fleet import Fleet
 from sluice.core.model_routes import Choice, Question, RouteView
+from sluice.core.path_budget import Predicted
 from sluice.core.pools import PoolView
 from sluice.core.quota import QuotaLeft
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
@@ -167,6 +168,10 @@ class FleetDriver:
             self._model_of |= dict.fromkeys(pool.replica_ids, pool.model)
             self._members.know(pool.replica_ids, launch)
         self._handle(limits)
+
+    def predicted(self, model: str) -> Predicted:
+        """What the next call for a model is predicted to take."""
+        return self._fleet.predicted(model, self._clock())
 
     def pools(self) -> Sequence[PoolView]:
         """The models and replicas as the fleet sees them at this moment."""

@@ -114,6 +114,11 @@ class LocalGateway:
         self._observer.refused_early(replace(refused, model=known))
 
     @property
+    def driver(self) -> FleetDriver:
+        """What asks the fleet, and performs what it decides."""
+        return self._driver
+
+    @property
     def operated(self) -> Operated:
         """What its operator may change while it serves."""
         return Operated(self._driver, self._models, self._observer)

@@ -17,7 +17,7 @@ from sluice.core.model_routes import Choice, RouteView
 from sluice.core.pools import PoolView
 from sluice.core.request import COMPLETE, EndReason, Request, Rung
 from sluice.runtime import messages
-from sluice.runtime.generation import Call, Delta, Fault, RawPrompt, Refused
+from sluice.runtime.generation import Call, Delta, Fault, RawPrompt, Refused, Retrieval
 from sluice.telemetry import records
 from sluice.telemetry.journal_file import Journal
 from sluice.telemetry.metric_table import Outcome
@@ -83,6 +83,29 @@ class Observer:
                 request.deadline_ns,
                 call.client_id,
                 request.overload,
+            )
+        )
+
+        if call.retrieval is not None:
+            self._retrieved(request.id, call.retrieval)
+
+    def _retrieved(self, request_id: str, made: Retrieval) -> None:
+        outcome = "whole" if made.sources else "empty"
+        outcome = made.degraded[-1] if made.degraded else outcome
+        seconds, passages = made.duration_ns / 1e9, len(made.sources)
+        self._metrics.retrieved(made.pipeline, outcome, seconds, passages)
+        self._write(
+            records.Retrieved(
+                self._clock(),
+                request_id,
+                made.pipeline,
+                made.duration_ns,
+                made.budget_ns,
+                made.found,
+                made.tokens,
+                tuple(one.id for one in made.sources),
+                made.degraded,
+                made.reason,
             )
         )
 

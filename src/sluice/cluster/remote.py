@@ -21,7 +21,7 @@ from sluice.cluster.remote_model import (
 )
 from sluice.core.events import ReplicaLimits, Report
 from sluice.core.quota import QuotaLeft
-from sluice.core.request import EndReason, PhaseTimes, Usage
+from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.executors.dialects import Dialect
 from sluice.executors.ratelimits import quota_left
 from sluice.executors.stream import (
@@ -221,18 +221,17 @@ class RemoteReplica:
                 self._cancel(message.request_id)
 
     def _attempt(self, forward: Forward, attempt_id: str) -> Attempt:
-        raw, request = forward.raw, forward.request
+        raw, request, now_ns = forward.raw, forward.request, self._clock()
         asked = UpstreamRequest(
             id=attempt_id,
             path=raw.path,
             body=body_for(forward, self._wording, attempt_id),
-            headers=raw.headers,
+            headers=(*raw.headers, *_time_left(request, now_ns)),
             streamed=raw.streamed,
             any_body=raw.path in NOT_GENERATING,
             usage_events=UsageEvents.AS_SENT if raw.shows_usage else UsageEvents.NONE,
             deadlines=self._terms.deadlines,
         )
-        now_ns = self._clock()
         attempt = Attempt(
             forward, self._engine, asked, self._clock,
             self._on_begun, self._on_tokens, self._on_ended, self._on_failed,
@@ -336,6 +335,14 @@ class RemoteReplica:
             prefill_ns=first_ns - attempt.dispatched_ns,
             decode_ns=max(0, now_ns - first_ns),
         )
+
+
+def _time_left(request: Request, now_ns: int) -> Headers:
+    """What is left of the time of a request, for an engine that is a path of its own."""
+    if request.deadline_ns is None:
+        return ()
+    left_ms = max(0, request.deadline_ns - now_ns) // 1_000_000
+    return (("x-sluice-deadline-ms", str(left_ms)),)
 
 
 def limits_of(terms: RemoteTerms, facts: EngineFacts) -> ReplicaLimits:

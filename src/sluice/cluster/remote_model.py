@@ -91,6 +91,10 @@ class RemoteModel:
     def tool_calls(self, call: Call) -> None:
         """Nothing is taken out of what an engine answers."""
 
+    def tokens_in(self, text: str) -> int:
+        """About how many tokens a piece of text has."""
+        return round(len(text.encode("utf-8", "replace")) * self._tokens_per_byte)
+
     def text_of(self, tokens: Sequence[int]) -> str:  # noqa: ARG002
         """There are no tokens here."""
         return ""

@@ -134,6 +134,10 @@ class ServedModel:
         names = frozenset(tool["function"]["name"] for tool in prompt.tools)
         return ToolCalls(self._tool_format, names, self._new_id)
 
+    def tokens_in(self, text: str) -> int:
+        """How many tokens a piece of text has."""
+        return len(self._tokenizer.encode_text(text))
+
     def text_of(self, tokens: Sequence[int]) -> str:
         """A prompt as the model sees it, special tokens included."""
         raw = self._tokenizer.table.raw

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sluice.config.pipeline_sections import PipelineSection
 from sluice.config.schema import (
     Key,
     Shape,
@@ -56,6 +57,7 @@ _SECRETS_IN: Mapping[str, type] = {"server": ServerSection, "catalogue": Catalog
 
 _USER_FOLDERS = (
     ("XDG_CACHE_HOME", ("catalogue", "cache_dir"), "sluice"),
+    ("XDG_DATA_HOME", ("documents", "dir"), "sluice/documents"),
     ("XDG_STATE_HOME", ("journal", "dir"), "sluice/journal"),
 )
 
@@ -203,7 +205,9 @@ class _Reading:
         for name, item in table.items.items():
             here = (*path, name)
             self.origins[here] = item.origin
-            if path in {("models",), ("routes",)} and not _MODEL_NAME.fullmatch(name):
+            if path in {("models",), ("routes",), ("pipelines",)} and not _MODEL_NAME.fullmatch(
+                name
+            ):
                 self.problem(
                     here,
                     f"a {path[0].removesuffix('s')}'s name has at most 128 characters: ASCII "
@@ -330,6 +334,7 @@ def _with_secrets(settings: Settings, variables: Mapping[str, str], reading: _Re
     return replace(
         settings,
         models=_with_engine_keys(settings, variables, reading),
+        pipelines=_with_pipeline_keys(settings, variables, reading),
         server=replace(
             server,
             api_key_digests=api_key_digests,
@@ -359,6 +364,26 @@ def _with_engine_keys(
         elif keys:
             models[name] = replace(model, key=keys[0][1])
     return models
+
+
+def _with_pipeline_keys(
+    settings: Settings, variables: Mapping[str, str], reading: _Reading
+) -> dict[str, PipelineSection]:
+    """The pipelines with the keys of what they ask."""
+    pipelines = dict(settings.pipelines)
+    for name, pipeline in settings.pipelines.items():
+        named = {
+            "key": pipeline.key_env,
+            "embeddings_key": pipeline.embeddings_key_env,
+            "rerank_key": pipeline.rerank_key_env,
+        }
+        keys: dict[str, Any] = {
+            key: _engine_key_in(variable, ("pipelines", name, f"{key}_env"), variables, reading)
+            for key, variable in named.items()
+            if variable is not None
+        }
+        pipelines[name] = replace(pipeline, **keys)
+    return pipelines
 
 
 def _engine_key_in(

@@ -10,6 +10,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from sluice.config.pipeline_sections import (
+    DocumentsSection,
+    PipelineSection,
+    pipeline_conflicts,
+)
 from sluice.config.routes import RouteSection, route_problems, shared_files
 from sluice.config.sections import (
     SEQUENCES_MAX_DEFAULT,
@@ -50,6 +55,13 @@ class Settings:
     tenants: Mapping[str, TenantSection] = field(default_factory=dict)
     """Customers by name: one table ``[tenants.NAME]`` each, with their keys, limits and shares."""
 
+    pipelines: Mapping[str, PipelineSection] = field(default_factory=dict)
+    """Pipelines by the name that clients ask for: one table ``[pipelines.NAME]`` each. Passages of
+    documents are retrieved before a model answers."""
+
+    documents: DocumentsSection = field(default_factory=DocumentsSection)
+    """What the embedded retriever searches."""
+
     journal: JournalSection = field(default_factory=JournalSection)
     """The record that traces and replay read."""
 
@@ -76,6 +88,12 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
     yield from _route_conflicts(settings)
     for name, slo in settings.slo.items():
         yield from _slo_conflicts(name, slo)
+    for name, pipeline in settings.pipelines.items():
+        if name in settings.routes:
+            words = f"there is a route called {name} as well; give the pipeline another name"
+            yield Conflict((("pipelines", name),), words)
+        for key, message in pipeline_conflicts(name, pipeline, settings.models):
+            yield Conflict((("pipelines", name, key),), message)
     yield from _unknown_names(settings)
     yield from _circles(settings.models)
     for metric, bounds in settings.metrics.buckets.items():

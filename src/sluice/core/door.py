@@ -17,14 +17,17 @@ from sluice.core.admission import NS_PER_S, Refusal, never_runs
 from sluice.core.events import Dispatch, ReplicaScore
 from sluice.core.feasibility import Outlook
 from sluice.core.ladder import Leaves, Stays, walk
+from sluice.core.path_budget import Predicted
 from sluice.core.pools import Pool
-from sluice.core.request import Request, Rung
+from sluice.core.request import TIER_DEFAULT, Request, Rung
 
 # At most so many of the waiting give way to one newcomer, or are given up in one sweep.
 DROPS_MAX = 8
 # Of the times from dispatch to first token this part of the allowed misses is planned for: the rest
 # is left for what nobody predicted.
 START_MISSES = 0.4
+# So many that the time of one is told in parts of a nanosecond.
+_MANY_TOKENS = 1_000_000
 
 
 def answer(
@@ -85,6 +88,26 @@ def place_next(pool: Pool, now_ns: int) -> Dispatch | tuple[Accepted, Refusal] |
     pool.queue.took_turn(accepted)
     pool.queue.remove(accepted)
     return pool.start(accepted, scores, now_ns)
+
+
+def predicted(pool: Pool, now_ns: int) -> Predicted:
+    """What a newcomer of the default tier takes, with the margins that promises are made with."""
+    service, rank, report = pool.service, (TIER_DEFAULT, False), None
+    wait_ns = round(pool.wait_ns(now_ns) * pool.wait_margin.factor(0.95, now_ns))
+    backlogs = [
+        (replica.backlog_ns(rank, pool.rank, service, now_ns), place, replica.report)
+        for place, replica in enumerate(pool.ready())
+    ]
+    if backlogs:
+        backlog_ns, _, report = min(backlogs, key=lambda one: one[:2])
+        wait_ns += backlog_ns
+    prefill_ns = service.prefill_ns(_MANY_TOKENS, report) * pool.start_margin.factor(0.95, now_ns)
+    return Predicted(
+        queue_ns=wait_ns,
+        prefill_token_ns=prefill_ns / _MANY_TOKENS or None,
+        token_ns=service.token_ns(report),
+        output_tokens=service.mean_output_tokens,
+    )
 
 
 # Who gives way, and what it is told.

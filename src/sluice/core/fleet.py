@@ -17,7 +17,7 @@ from typing import assert_never
 from sluice.core.accepted import Accepted
 from sluice.core.admission import NS_PER_S, Refusal, never_runs, reject
 from sluice.core.attempts import ended, fallback, not_rescued, rested, shut, stand_in, tried_again
-from sluice.core.door import Door, answer, give_up, place_next, refusal_before
+from sluice.core.door import Door, answer, give_up, place_next, predicted, refusal_before
 from sluice.core.events import (
     Abort,
     Arrived,
@@ -51,6 +51,7 @@ from sluice.core.limits import PoolLimits, RouteLimits, TenantLimits
 from sluice.core.membership import let_leave, set_limits
 from sluice.core.model_routes import Choice, ModelRoute, Question, set_routes
 from sluice.core.news import hear
+from sluice.core.path_budget import Predicted
 from sluice.core.pools import Pool, PoolView
 from sluice.core.request import EndReason, Request, Rung, Usage
 from sluice.core.tenants import Allowance, TenantLedger
@@ -410,6 +411,10 @@ class Fleet:
         if fallback(pool, least, refusal, now_ns) is not None:
             return None
         return pool.refuse(least, refusal, now_ns, self._chance)
+
+    def predicted(self, model: str, now_ns: int) -> Predicted:
+        """What the next request for a model is predicted to take."""
+        return predicted(self._pools[model], now_ns)
 
     def pools(self, now_ns: int) -> tuple[PoolView, ...]:
         """All models with their replicas, in the order of configuration."""

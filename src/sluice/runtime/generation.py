@@ -59,6 +59,12 @@ class SentBody:
     ) -> None:
         self.raw, self.fields, self.understand = raw, fields, understand
 
+    def change(
+        self, raw: bytes, fields: Mapping[str, Any], understand: Callable[[], "Call"]
+    ) -> None:
+        """Have another body in its place, for all who hold it."""
+        self.raw, self.fields, self.understand = raw, fields, understand
+
     def drop(self) -> None:
         """Free it: nobody will send or read it again."""
         self.raw, self.fields, self.understand = b"", {}, _nothing_left
@@ -112,6 +118,45 @@ class OutputFormat:
     schema: JsonObject | None = None
 
 
+class RetrievalRung(StrEnum):
+    """What may become of retrieval that is late, fails or brings too much, gentlest first."""
+
+    FEWER_PASSAGES = "fewer_passages"  # the best of those found, as many as leave time and room
+    NO_RERANK = "no_rerank"  # in the retriever's own order
+    NO_RETRIEVAL = "no_retrieval"  # the prompt goes on as it came
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A passage in a prompt, by the ``number`` that the template gives it; ``id`` names it in its
+    collection."""
+
+    number: int
+    id: str
+    document: str
+    title: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """What was retrieved for a call before it was admitted.
+
+    It took ``duration_ns`` and had ``budget_ns``, ``None`` where nothing is due. ``found`` counts
+    the passages found, ``sources`` are those in the prompt; they add about ``tokens``. ``degraded``
+    holds the rungs that were taken, and ``reason`` why.
+    """
+
+    pipeline: str
+    duration_ns: int
+    budget_ns: int | None
+    found: int = 0
+    tokens: int = 0
+    sources: tuple[Source, ...] = ()
+    degraded: tuple[RetrievalRung, ...] = ()
+    reason: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """A request that was refused before it became a call.
@@ -140,7 +185,8 @@ class Call:
     finds the class of a call from them. ``priority`` replaces the tier of the class.
     ``may_degrade`` is false where the client wants its answer as asked or none.
 
-    ``raw`` is the request that the call was made of, where a remote engine may get it.
+    ``raw`` is the request that the call was made of, where a remote engine may get it, and
+    ``retrieval`` what was put into its prompt, where its model is a pipeline's.
     """
 
     id: str
@@ -165,6 +211,7 @@ class Call:
     body_bytes: int = 0
     likeness: int = 0
     raw: RawPrompt | None = None
+    retrieval: Retrieval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +236,21 @@ class Terms:
 
     ``slo_class`` is the class that it is served in, empty for none. ``degraded`` holds the rungs
     that were taken, in order; ``output_tokens_max`` is the limit that a shortened answer got, and
-    ``model_asked`` the model that was asked for, where another one answers.
+    ``model_asked`` the model that was asked for, where another one answers. ``retrieval`` is what
+    was put into the prompt.
     """
 
     slo_class: str = ""
     degraded: tuple[Rung, ...] = ()
     output_tokens_max: int | None = None
     model_asked: str = ""
+    retrieval: Retrieval | None = None
+
+    @property
+    def disclosed(self) -> tuple[str, ...]:
+        """All that was done to the answer, retrieval first."""
+        retrieval = self.retrieval
+        return (*(() if retrieval is None else retrieval.degraded), *self.degraded)
 
 
 @dataclass(frozen=True, slots=True)

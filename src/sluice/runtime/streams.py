@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from sluice.core.request import EndReason, Rung
-from sluice.runtime.generation import Delta, Finished, Piece, Terms
+from sluice.runtime.generation import Delta, Finished, Piece, Retrieval, Terms
 
 # More pieces than this waiting means that the reader is behind and deltas are joined. A reader that
 # keeps up has one or two waiting, so its chunks stay one token each.
@@ -41,9 +41,15 @@ class PieceStream:
     before the end; ``withdrawn`` says then that it was none of the client's doing.
     """
 
-    def __init__(self, model: str, slo_class: str, on_cancel: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        model: str,
+        slo_class: str,
+        on_cancel: Callable[[], None],
+        retrieval: Retrieval | None = None,
+    ) -> None:
         self._model = model
-        self._terms = Terms(slo_class)
+        self._terms = Terms(slo_class, retrieval=retrieval)
         self._replica = ""
         self._on_cancel = on_cancel
         self._pending: deque[Piece] = deque()

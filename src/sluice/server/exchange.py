@@ -205,6 +205,10 @@ class Exchange:
 
     # ------------------------------------------------------------------------------- writing
 
+    def send_through(self, way: Callable[[Send], Send]) -> None:
+        """Let what is sent from here on pass something that may add to it."""
+        self._send = way(self._send)
+
     async def reply(
         self,
         status: int,

@@ -40,7 +40,7 @@ class Encoder(Protocol):
 
 def answer_headers(generation: Generation) -> Headers:
     """Headers that say who answers, and what was done to the answer."""
-    degraded = generation.terms.degraded
+    degraded = generation.terms.disclosed
     return [
         (b"x-sluice-model", header_text(generation.model)),
         (b"x-sluice-replica", header_text(generation.replica)),

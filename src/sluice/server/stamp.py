@@ -93,8 +93,8 @@ class Stamp:
         """What was done to a degraded answer and how its model was chosen, to stand beside its
         token counts."""
         terms, told = self.terms, dict[str, Any]()
-        if terms.degraded:
-            told["degraded"] = list(terms.degraded)
+        if terms.disclosed:
+            told["degraded"] = list(terms.disclosed)
             if terms.output_tokens_max is not None:
                 told["output_tokens_max"] = terms.output_tokens_max
             if terms.model_asked:

@@ -22,6 +22,7 @@ from sluice.telemetry.records import (
     RequestRefused,
     RequestRejected,
     RequestRouted,
+    Retrieved,
     Score,
     Step,
 )
@@ -118,7 +119,8 @@ class Life:
     ``arrived_wall_ns`` is Unix time. ``ending`` is ``None`` for a request that was refused, still
     runs, or whose server crashed. ``earlier`` counts older requests with the same id. One that is
     ``early`` was refused before it was read to its end or tokenised: it has one decision, no
-    counts, and the time of its refusal for its arrival.
+    counts, and the time of its refusal for its arrival. ``retrieval`` is what a pipeline did for it
+    first.
     """
 
     id: str
@@ -139,6 +141,7 @@ class Life:
     ending: Ending | None = None
     earlier: int = 0
     early: bool = False
+    retrieval: Retrieved | None = None
     overload: tuple[str, ...] = ()
 
 
@@ -280,6 +283,8 @@ def _add(life: Life, entry: Entry, arrived_ns: int) -> None:
                 unit=REASONS.get(record.reason, ""),
             )
             life.decisions.append(made)
+        case Retrieved(id=life.id):
+            life.retrieval = record
         case FirstToken(id=life.id):
             life.ttft_ns = record.ttft_ns
         case RequestEnded(id=life.id):

@@ -113,6 +113,13 @@ METRICS: tuple[Metric, ...] = (
         "sluice_engine_ttft_seconds",
         "Time to first token as remote engines tell it: without any wait here.",
     ),
+    Metric(
+        "sluice_retrieval_seconds",
+        "histogram",
+        ("pipeline",),
+        "Time that pipelines took to retrieve for a request.",
+        LATENCY_S,
+    ),
     _by_class("sluice_queue_seconds", "Time a request waited before its prefill began."),
     _histogram(
         "sluice_wait_predicted_seconds",
@@ -134,6 +141,12 @@ METRICS: tuple[Metric, ...] = (
         ("model", "rung"),
         "Requests degraded, by model asked for and rung; smaller once the other one starts it.",
     ),
+    _counter(
+        "sluice_retrievals_total",
+        ("pipeline", "outcome"),
+        "Requests that were retrieved for: whole, empty where nothing was found, or the last rung.",
+    ),
+    _counter("sluice_retrieval_passages_total", ("pipeline",), "Passages put into prompts."),
     _counter(
         "sluice_class_requests_total",
         _CLASS,

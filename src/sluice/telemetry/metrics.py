@@ -38,7 +38,7 @@ REFUSAL_REASONS = frozenset({
     *REASONS, "too_many_prompts", "invalid_request", "invalid_api_key",
     "permission_denied", "model_not_found", "not_found", "method_not_allowed", "body_too_large",
     "body_too_slow", "headers_too_large", "engine_error", "replica_lost", "model_not_loaded",
-    "internal_error",
+    "internal_error", "retrieval_failed",
 })  # fmt: skip
 
 _NS = 1e-9
@@ -178,6 +178,12 @@ class Metrics:
     def outcome_told(self, route: str) -> None:
         """A client told what became of a prompt."""
         self._add("sluice_route_outcomes_total", (route,), 1)
+
+    def retrieved(self, pipeline: str, outcome: str, seconds: float, passages: int) -> None:
+        """A pipeline retrieved for a request; ``outcome`` is of a closed set."""
+        self._histogram("sluice_retrieval_seconds", (pipeline,)).observe(seconds)
+        self._add("sluice_retrievals_total", (pipeline, outcome), 1)
+        self._add("sluice_retrieval_passages_total", (pipeline,), passages)
 
     def know_classes(self, slo_classes: Sequence[str]) -> None:
         """Further names of classes. Those that are gone keep their counts."""

@@ -45,6 +45,25 @@ class RequestArrived(Record, frozen=True):
     overload: tuple[str, ...] = ()
 
 
+class Retrieved(Record, frozen=True):
+    """A pipeline looked for passages for the request before it was admitted.
+
+    It took ``duration_ns`` until about ``t_ns`` and had ``budget_ns``, if anything was due. Of the
+    passages ``found`` those in ``sources`` went into the prompt, which adds about ``tokens``.
+    ``rungs`` were taken for the ``reason``.
+    """
+
+    id: str
+    pipeline: str
+    duration_ns: int
+    budget_ns: int | None = None
+    found: int = 0
+    tokens: int = 0
+    sources: tuple[str, ...] = ()
+    rungs: tuple[str, ...] = ()
+    reason: str = ""
+
+
 class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How one replica was judged; see ``core.events.ReplicaScore``."""
 
@@ -277,6 +296,7 @@ class Gap(Record, frozen=True):
 
 AnyRecord = (
     RequestArrived
+    | Retrieved
     | RequestDispatched
     | AttemptFailed
     | RequestDegraded

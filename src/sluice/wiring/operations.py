@@ -32,6 +32,7 @@ from sluice.server.transport import Transport
 from sluice.telemetry.records import Deployment
 from sluice.wiring.defaults import models_of
 from sluice.wiring.gateway import reconfigure
+from sluice.wiring.pipelines import pipeline_gateway
 from sluice.wiring.remote import RemoteIds
 from sluice.wiring.routes import load_routes
 
@@ -54,6 +55,7 @@ class RunningServer:
         ids: RemoteIds,
     ) -> None:
         self.gateway = gateway
+        self.front = pipeline_gateway(gateway, loaded.settings)
         self.transport = transport
         self._loaded = loaded
         self._read = read
@@ -125,4 +127,4 @@ class RunningServer:
         return Reloaded(told(change.applied), told(change.waiting), warnings)
 
     def _make_app(self, section: ServerSection, bodies: Bodies) -> AsgiApp:
-        return create_app(self.gateway, section, self._sources, operations=self, bodies=bodies)
+        return create_app(self.front, section, self._sources, operations=self, bodies=bodies)

@@ -62,5 +62,6 @@ async def run_server(
         stopping.cancel()
         ending.cancel()
         await gateway.close()
+        await running.front.close()
         close_listener.set()
         await serving
