@@ -25,13 +25,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs an engine that nobody has started."""
-    if os.environ.get("SLUICE_TEST_VLLM"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("vllm")]
+    """Leave out what needs an engine that nobody has started, or a browser that nobody wants."""
+    without = {
+        "vllm": not os.environ.get("SLUICE_TEST_VLLM"),
+        "browser": os.environ.get("SLUICE_TEST_BROWSER") == "none",
+    }
+    markers = [name for name, is_out in without.items() if is_out]
+    left_out = [item for item in items if any(map(item.get_closest_marker, markers))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("vllm")]
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,7 @@ _KEYS = {
     Permission.OPEN: "none",
     Permission.METRICS: "none; with `metrics_open = false` an API key or the admin key",
     Permission.INFERENCE: "an API key, where keys are set",
+    Permission.DASHBOARD: "none where there are no keys at all, else the admin key",
     Permission.ADMIN: "the admin key; closed without one",
 }
 
@@ -71,6 +72,13 @@ _WHAT = {
     "/health": "200 as long as the process answers",
     "/ready": "200 where calls can be served at this moment, else 503 with the reason",
     "/metrics": "[metrics](metrics.md) in Prometheus' text format",
+    "/dashboard": "live charts of this server",
+    "/dashboard/style.css": "part of the dashboard",
+    "/dashboard/app.js": "part of the dashboard",
+    "/dashboard/charts.js": "part of the dashboard",
+    "/dashboard/data": "what the dashboard draws, as JSON: samples of the last 15 minutes "
+    "(`model`, `since`, `window`)",
+    "/dashboard/request": "the life of a request that the dashboard shows (`id`)",
     "/admin/replicas": "state of each replica",
     "/admin/config": "every setting in force and where it comes from; secrets masked",
     "/admin/reload": "reads the settings again and applies what can change without a restart",

@@ -33,8 +33,9 @@ def welcome(
     return "\n".join(
         (
             *lines,
-            f"API      {address}/v1",
-            f"metrics  {address}/metrics",
+            f"API        {address}/v1",
+            f"dashboard  {address}/dashboard",
+            f"metrics    {address}/metrics",
             "",
             f"curl {address}/v1/chat/completions{key} -H 'content-type: application/json' \\",
             f"  -d '{body}'",

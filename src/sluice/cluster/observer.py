@@ -22,6 +22,8 @@ from sluice.telemetry import records
 from sluice.telemetry.journal_file import Journal
 from sluice.telemetry.metric_table import Outcome
 from sluice.telemetry.metrics import ClassTargets, Finish, Metrics
+from sluice.telemetry.recent import Recent
+from sluice.telemetry.timeline import Stages
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class Observer:
         deployment: records.Deployment | None = None,
     ) -> None:
         self._metrics = metrics
+        self.recent = Recent()
         self._journal = journal
         self._clock = clock
         self.deployment = deployment or records.Deployment(0, "")
@@ -411,6 +414,19 @@ class Observer:
 
     # ------------------------------------------------------------------------------------ output
 
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics that it keeps."""
+        return self._metrics
+
+    def stages(self) -> dict[str, Stages]:
+        """What the calls of each model do at this moment."""
+        counts: dict[str, list[int]] = {}
+        for timing in self._timings.values():
+            stage = 0 if not timing.replica else 1 if timing.first_ns is None else 2
+            counts.setdefault(timing.model, [0, 0, 0])[stage] += 1
+        return {model: Stages(*found) for model, found in counts.items()}
+
     def exposition(
         self, pools: Sequence[PoolView], routes: Sequence[RouteView] = ()
     ) -> tuple[bytes, str]:
@@ -423,5 +439,6 @@ class Observer:
             self._journal.close()
 
     def _write(self, record: records.AnyRecord) -> None:
+        self.recent.add(record)
         if self._journal is not None:
             self._journal.append(record)

@@ -12,6 +12,7 @@ from sluice.cluster.classes import ServiceClasses
 from sluice.cluster.fleet_driver import FleetDriver
 from sluice.cluster.members import Launch
 from sluice.cluster.observer import Observer
+from sluice.cluster.overview import Clocks, Overview
 from sluice.core.events import Reconfigured
 from sluice.core.limits import RouteLimits
 from sluice.telemetry.records import Deployment
@@ -63,6 +64,10 @@ class Operated:
     def deployment(self) -> Deployment:
         """What is served since the last change of it."""
         return self._observer.deployment
+
+    def overview(self, clocks: Clocks) -> Overview:
+        """What a person wants to see of it, from this moment on."""
+        return Overview(self._observer, self._driver.pools, clocks)
 
     def note(self, event: Deployment) -> None:
         """Put something that happened at this moment into the journal."""

@@ -22,6 +22,7 @@ class Permission(Enum):
 
     OPEN = "open"
     METRICS = "metrics"  # open, or either key, as the settings say
+    DASHBOARD = "dashboard"  # the admin key; open where there are no keys at all
     INFERENCE = "inference"
     ADMIN = "admin"
 
@@ -31,7 +32,15 @@ PERMISSIONS = {
     b"/health": Permission.OPEN,
     b"/ready": Permission.OPEN,
     b"/metrics": Permission.METRICS,
+    # The page itself shows nothing of this server.
+    b"/dashboard": Permission.OPEN,
+    b"/dashboard/style.css": Permission.OPEN,
+    b"/dashboard/app.js": Permission.OPEN,
+    b"/dashboard/charts.js": Permission.OPEN,
+    b"/dashboard/data": Permission.DASHBOARD,
+    b"/dashboard/request": Permission.DASHBOARD,
 }
+_OPERATORS = frozenset({Permission.ADMIN, Permission.DASHBOARD})
 ADMIN_PREFIX = b"/admin"
 _TENANT = re.compile(r"[A-Za-z0-9._:@/-]{1,128}")
 
@@ -85,10 +94,12 @@ class Keys:
             return ""
         if permission is Permission.INFERENCE and needs_none:
             return ""
-        if permission is Permission.ADMIN and not self.admin:
+        if permission is Permission.DASHBOARD and needs_none and not self.admin:
+            return ""
+        if permission in _OPERATORS and not self.admin:
             raise Forbidden(
-                "/admin is closed: set the admin key (server.admin_key_env or "
-                "server.admin_key_file) to open it."
+                "/admin and the dashboard are closed: set the admin key (server.admin_key_env or "
+                "server.admin_key_file) to open them."
             )
         return self._check(permission, authorization)
 
@@ -97,7 +108,7 @@ class Keys:
         tenant = _owner(self.tenants, digest)
         is_api = _contains(self.api, digest) or tenant is not None
         is_admin = _contains(self.admin, digest)
-        if permission is Permission.ADMIN and is_admin:
+        if permission in _OPERATORS and is_admin:
             return ""
         if permission is Permission.METRICS and (is_admin or is_api):
             return ""

@@ -106,8 +106,23 @@ class OperatorEvent:
     details: Mapping[str, str]
 
 
+class Overview(Protocol):
+    """What a person wants to see of a running server, as JSON."""
+
+    def document(self, model: str, since_s: float, window_s: float) -> bytes:
+        """All of it for a model, or for all (``""``): samples after a time, lists of a window."""
+        ...
+
+    def request(self, request_id: str) -> bytes | None:
+        """The life of a request that the document names, ``None`` for one that is forgotten."""
+        ...
+
+
 class Operations(Protocol):
-    """What the operator may do to a running server."""
+    """What the operator may do to a running server, and look at."""
+
+    @property
+    def overview(self) -> Overview: ...
 
     def settings(self) -> Sequence[Setting]:
         """Every setting in force. Secrets are masked."""

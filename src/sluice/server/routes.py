@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from sluice.server import admin, models
+from sluice.server import admin, dashboard, models
 from sluice.server.chat import chat
 from sluice.server.completions import completions
 from sluice.server.exchange import Exchange
@@ -81,10 +81,19 @@ def routes(operations: Operations | None = None, *, remote: bool = False) -> Rou
     here = {**ROUTES, **FORWARDED} if remote else ROUTES
     if operations is None:
         return Routes(here, BEGINNINGS)
+    overview = operations.overview
+    shown = {
+        b"/dashboard": Route("GET", dashboard.page),
+        b"/dashboard/style.css": Route("GET", dashboard.style),
+        b"/dashboard/app.js": Route("GET", dashboard.script),
+        b"/dashboard/charts.js": Route("GET", dashboard.charts),
+        b"/dashboard/data": Route("GET", partial(dashboard.document, overview)),
+        b"/dashboard/request": Route("GET", partial(dashboard.request, overview)),
+    }
     changing = {
         b"/admin/config": Route("GET", partial(admin.settings, operations)),
         b"/admin/reload": Route("POST", partial(admin.reload, operations)),
         b"/admin/events": Route("POST", partial(admin.note_event, operations)),
     }
     moving = {admin.REPLICAS_PREFIX: Route("POST", partial(admin.move_replica, operations))}
-    return Routes({**here, **changing}, {**BEGINNINGS, **moving})
+    return Routes({**here, **shown, **changing}, {**BEGINNINGS, **moving})

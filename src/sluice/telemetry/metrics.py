@@ -292,6 +292,25 @@ class Metrics:
         series = self._counts[name]
         series[key] = series.get(key, 0.0) + amount
 
+    # ------------------------------------------------------------------------------------ reading
+
+    def counts(self, name: str) -> Mapping[tuple[str, ...], float]:
+        """The values of a counter by its labels."""
+        return self._counts[name]
+
+    def times(self, name: str) -> Mapping[tuple[str, ...], Buckets]:
+        """The histograms of a metric by their labels."""
+        return self._times[name]
+
+    @property
+    def targets(self) -> Sequence[ClassTargets]:
+        """The classes and what they promise."""
+        return self._targets
+
+    def bounds(self, name: str) -> tuple[float, ...]:
+        """The bucket bounds of a histogram."""
+        return self._table[name].buckets
+
     # ----------------------------------------------------------------------------------- exposing
 
     def exposition(

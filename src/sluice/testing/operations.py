@@ -8,6 +8,24 @@ from sluice.server.ports import OperatorEvent, Reloaded, Setting
 
 
 @dataclass
+class FakeOverview:
+    """Shows the same document always, and one request."""
+
+    shown: bytes = b"{}"
+    requests: dict[str, bytes] = field(default_factory=dict)
+    asked: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def document(self, model: str, since_s: float, window_s: float) -> bytes:
+        """``shown``."""
+        self.asked.append((model, since_s, window_s))
+        return self.shown
+
+    def request(self, request_id: str) -> bytes | None:
+        """One of ``requests``."""
+        return self.requests.get(request_id)
+
+
+@dataclass
 class FakeOperations:
     """Answers with what the test put here. ``problems`` make a reload fail."""
 
@@ -17,6 +35,7 @@ class FakeOperations:
     reloads: int = 0
     draining: dict[str, bool] = field(default_factory=dict)
     noted: list[OperatorEvent] = field(default_factory=list)
+    overview: FakeOverview = field(default_factory=FakeOverview)
 
     def settings(self) -> Sequence[Setting]:
         """``in_force``."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from sluice import __version__
 from sluice.cluster.gateway import LocalGateway
+from sluice.cluster.overview import Clocks as OverviewClocks
 from sluice.config.cautions import cautions
 from sluice.config.changes import Merged, merged, told
 from sluice.config.explain import explain
@@ -21,7 +22,7 @@ from sluice.config.sections import ServerSection
 from sluice.config.settings import conflicts
 from sluice.config.sources import dotted
 from sluice.core.errors import ConfigError
-from sluice.runtime.clock import monotonic_ns, wall_s
+from sluice.runtime.clock import monotonic_ns, wall_ns, wall_s
 from sluice.server.app import create_app
 from sluice.server.bodies import Bodies
 from sluice.server.current_app import CurrentApp
@@ -65,6 +66,7 @@ class RunningServer:
         self._sources = Sources(
             wall_s, monotonic_ns, lambda: f"{chance.getrandbits(128):032x}", __version__
         )
+        self.overview = gateway.operated.overview(OverviewClocks(monotonic_ns, wall_ns))
         self.app = CurrentApp(self.section, self._make_app)
 
     @property

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sluice.cluster.overview import Overview
 from sluice.server.serve import serve
 from sluice.wiring.operations import RunningServer
 
@@ -40,6 +41,7 @@ async def run_server(
     """
     gateway, close_listener = running.gateway, asyncio.Event()
     serving = asyncio.create_task(serve(running.app, running.transport, listener, close_listener))
+    sampling = asyncio.create_task(_sample_always(running.overview))
     stopping = asyncio.create_task(stop.soon.wait())
     ending = asyncio.create_task(stop.now.wait())
     try:
@@ -59,9 +61,17 @@ async def run_server(
         else:
             loading.cancel()
     finally:
+        sampling.cancel()
         stopping.cancel()
         ending.cancel()
         await gateway.close()
         await running.front.close()
         close_listener.set()
         await serving
+
+
+async def _sample_always(overview: Overview) -> None:
+    """Let the dashboard know how things stand, every few seconds."""
+    while True:
+        await asyncio.sleep(overview.interval_s)
+        overview.sample()

@@ -1,0 +1,224 @@
+"""The dashboard in a real Chromium, over a server that simulates its models and is overloaded.
+
+``SLUICE_TEST_SCREENS=docs/screens SLUICE_TEST_LOAD_S=150`` writes the pictures of the documentation.
+"""
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+from playwright.sync_api import Browser
+
+from sluice.config.load import digest
+from sluice.config.sections import ServerSection
+from sluice.testing.gateway import FakeGateway
+from sluice.testing.operations import FakeOperations
+from sluice.testing.served import served
+from tests.e2e.browser import browser, opened
+from tests.e2e.clients import COMPLETIONS, Target, ask
+from tests.e2e.processes import ServerProcess
+
+pytestmark = pytest.mark.browser
+
+SETTINGS = """
+[models.llama]
+source = "sim:llama-3.1-8b@h100x1"
+sequences_max = 3
+queue_requests_max = 8
+smaller = "qwen"
+slo = "chat"
+replicas = { min = 2 }
+[models.qwen]
+source = "sim:qwen2.5-7b@h100x1"
+sequences_max = 2
+slo = "batch"
+[slo.chat]
+ttft = "250ms"
+tpot = "20ms"
+overload = ["shorten", "smaller", "queue", "refuse"]
+shorten_tokens = 100
+[slo.batch]
+ttft = "2s"
+tier = 3
+"""
+
+
+class Load:
+    """Clients that come at random, more of them every other half minute, until stopped."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._chance = random.Random(1)
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=self._client, args=(n,)) for n in range(24)]
+        self._began_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _client(self, number: int) -> None:
+        chance = random.Random(number)
+        while not self._stopped.wait(chance.expovariate(1.0)):
+            elapsed_s = time.monotonic() - self._began_s
+            if number >= 10 and elapsed_s % 60 > 30:
+                continue
+            prompt = [chance.randrange(1000) for _ in range(chance.choice((60, 300, 900)))]
+            body = {
+                "model": "llama" if chance.random() < 0.8 else "qwen",
+                "prompt": prompt,
+                "max_tokens": chance.choice((20, 80, 150, 300)),
+            }
+            headers = {"content-type": "application/json"}
+            ask(self._target, "POST", COMPLETIONS, json.dumps(body).encode(), headers)
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Browser]:
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("dashboard")
+    settings = folder / "sluice.toml"
+    settings.write_text(SETTINGS)
+    running = ServerProcess(folder, ["-c", str(settings)])
+    try:
+        running.wait_ready()
+        with Load(running.target):
+            time.sleep(float(os.environ.get("SLUICE_TEST_LOAD_S", "0")))
+            yield running
+    finally:
+        running.destroy()
+
+
+@pytest.fixture(scope="module")
+def screens(tmp_path_factory) -> Path:
+    folder = Path(os.environ.get("SLUICE_TEST_SCREENS") or tmp_path_factory.mktemp("screens"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def test_a_laptop_shows_the_server_live(chrome, server, screens):
+    with opened(chrome, f"{server.url}/dashboard") as seen:
+        page = seen.page
+        page.wait_for_selector("#link.good")
+        seen.until("document.querySelectorAll('#slowest tr.pick').length > 3")
+        seen.until("document.querySelectorAll('#refused tr').length > 2")
+        seen.until("document.querySelectorAll('#c-outcomes path')[0].getAttribute('d').length > 60")
+        assert "req/s" in seen.text("#tiles")
+        seen.until("document.querySelector('#reasons').textContent.includes('refused')")
+        assert seen.text("#replicas").count("ready") == 3
+        assert "chat" in seen.text("#classes")
+        assert "start" in seen.text("#changes")
+        for chart in ("ttft", "tpot", "itl", "phases", "batch", "kv", "queue", "tokens"):
+            drawn = page.evaluate(
+                f"[...document.querySelectorAll('#c-{chart} path')]"
+                ".some((one) => one.getAttribute('d').length > 20)"
+            )
+            assert drawn, chart
+        page.select_option("#window", "120")
+        page.wait_for_timeout(300)
+        page.evaluate("scrollTo(0, 0)")
+        page.screenshot(path=screens / "laptop-light.png")
+        assert seen.errors == []
+        assert {address.split("/dashboard")[0] for address in seen.addresses} == {server.url}
+
+
+def test_a_chosen_request_unfolds_into_its_phases(chrome, server, screens):
+    with opened(chrome, f"{server.url}/dashboard", scheme="dark") as seen:
+        page = seen.page
+        page.click("#slowest tr.pick")
+        page.wait_for_selector("#slowest .fall")
+        assert "decode" in seen.text("#slowest .fall")
+        assert "given to" in seen.text("#slowest .facts")
+        lanes = page.evaluate(
+            "[...document.querySelectorAll('.fall .lane span')]"
+            ".map((one) => one.getBoundingClientRect().width)"
+        )
+        assert len(lanes) >= 2
+        assert max(lanes) > 50
+        page.locator("#slowest").screenshot(path=screens / "waterfall-dark.png")
+        page.click("#by-ttft")
+        assert page.get_attribute("#by-ttft", "aria-pressed") == "true"
+        page.keyboard.press("Tab")
+        page.click("#slowest tr[aria-expanded=true]")
+        page.wait_for_selector("#slowest .fall", state="detached")
+        assert seen.errors == []
+
+
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(chrome, server, screens):
+    with opened(chrome, f"{server.url}/dashboard", width=390, height=844, scheme="dark") as seen:
+        page = seen.page
+        page.wait_for_selector("#slowest tr.pick")
+        page.select_option("#window", "120")
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.evaluate("document.querySelector('#c-ttft svg').clientWidth") > 300
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.screenshot(path=screens / "phone-dark.png")
+        page.select_option("#theme", "light")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+        assert seen.errors == []
+
+
+def test_one_model_is_shown_alone(chrome, server):
+    with opened(chrome, f"{server.url}/dashboard") as seen:
+        page = seen.page
+        seen.until("document.querySelectorAll('#model option').length === 3")
+        page.select_option("#model", "qwen")
+        seen.until("document.querySelectorAll('#replicas tbody tr').length === 1")
+        assert "qwen-0" in seen.text("#replicas")
+        page.select_option("#model", "")
+        seen.until("document.querySelectorAll('#replicas tbody tr').length === 3")
+
+
+def test_a_server_with_keys_asks_for_the_admin_key(chrome):
+    section = ServerSection(listen="127.0.0.1:0", admin_key_digests=(digest("boss"),))
+    operations = FakeOperations()
+    operations.overview.shown = json.dumps(
+        {
+            "version": "<b>1", "now_s": 1000, "interval_s": 2, "samples_max": 9, "models": [],
+            "model": "", "classes": [], "samples": [], "replicas": [], "refused": [],
+            "slowest": {"e2e": [], "ttft": []}, "degraded": [], "changes": [],
+        }
+    ).encode()  # fmt: skip
+    with (
+        served(FakeGateway(), section, None, operations) as running,
+        opened(chrome, f"{running.url}/dashboard") as seen,
+    ):
+        page = seen.page
+        page.wait_for_selector("#ask:not([hidden])")
+        page.fill("#key", "wrong")
+        page.keyboard.press("Enter")
+        seen.until("document.querySelector('#ask-error').textContent.length > 0")
+        assert page.is_hidden("#main")
+        page.fill("#key", "boss")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#link.good")
+        assert page.is_visible("#main")
+        assert seen.text("#version") == "<b>1", "what a server tells is text, never markup"
+        assert "no replicas" in seen.text("#replicas")
+
+
+def test_a_server_that_is_gone_is_said_to_be(chrome):
+    with (
+        served(FakeGateway(), None, None, FakeOperations()) as running,
+        opened(chrome, f"{running.url}/dashboard") as seen,
+    ):
+        seen.page.route("**/dashboard/data*", lambda route: route.abort())
+        seen.until("document.querySelector('#link').textContent === 'no answer'")
