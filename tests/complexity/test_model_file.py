@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sluice.complexity.classifier import Card, Classifier, Linear
+from sluice.complexity.familiar import BITS, Familiar
 from sluice.complexity.features import FAMILIES, SHAPE_NAMES
 from sluice.complexity.model_file import (
     FILE_BYTES_MAX,
@@ -25,7 +26,9 @@ def classifier(weight=0.25):
     grams = np.random.default_rng(1).normal(0, weight, (FAMILIES, 256)).astype(np.float32)
     linear = Linear(grams, shape, shape - 3, shape + 9, 0.5)
     card = Card("mine", ("a.csv",), 3, 2, 0.5, (0.6, 0.5, 0.7), None, (0.9, 0.1), ("a note",))
-    return Classifier(linear, 2.0, -1.0, card, np.array([5, 2**63], dtype=np.uint64))
+    words = np.random.default_rng(2).random(1 << BITS) < 0.1
+    fingerprints = np.array([5, 2**63], dtype=np.uint64)
+    return Classifier(linear, 2.0, -1.0, card, Familiar(words, 0.625), fingerprints)
 
 
 def sealed(body):
@@ -37,6 +40,8 @@ def test_what_is_written_is_read_again(tmp_path):
     assert write_model(made, path) == path.stat().st_size
     found = read_model(path)
     assert found.card == made.card
+    assert found.familiar.share_min == 0.625
+    assert np.array_equal(found.familiar.words, made.familiar.words)
     assert found.trained_on.tolist() == made.trained_on.tolist()
     assert np.allclose(found.linear.grams, made.linear.grams, rtol=1e-3, atol=1e-6)
     assert found.score("some text") == pytest.approx(made.score("some text"), abs=1e-3)

@@ -7,6 +7,7 @@ import pytest
 
 from sluice.complexity.classifier import Card, raw_score
 from sluice.complexity.evaluation import cross_validated, judged
+from sluice.complexity.features import seen
 from sluice.complexity.outcomes import BadOutcomes
 from sluice.complexity.training import fitted, platt, trained
 from tests.complexity.conftest import made_outcomes
@@ -23,7 +24,7 @@ def validated(outcomes):
 
 @pytest.fixture(scope="module")
 def classifier(validated):
-    return trained(validated.rows, validated.scores, Card("made"))
+    return trained(validated.rows, validated.held_out, Card("made"))
 
 
 def test_what_can_be_learned_is_learned_and_length_is_beaten(validated):
@@ -36,10 +37,10 @@ def test_what_can_be_learned_is_learned_and_length_is_beaten(validated):
 
 def test_serving_gives_the_score_that_training_computed(validated, classifier, outcomes):
     rows = validated.rows
-    weights = fitted(rows, np.ones(len(outcomes), dtype=bool))
+    weights = fitted(rows, validated.held_out.counts)
     computed = rows.matrix.times(weights[: -1 - rows.scaled.shape[1]])
     computed = computed + rows.scaled @ weights[-1 - rows.scaled.shape[1] : -1] + weights[-1]
-    served = [raw_score(classifier.linear, one.prompt) for one in outcomes]
+    served = [raw_score(classifier.linear, seen(one.prompt)) for one in outcomes]
     assert served == pytest.approx(computed.tolist(), abs=1e-4)
 
 
@@ -81,7 +82,7 @@ def test_a_model_is_judged_on_a_single_row_too(outcomes, classifier):
 
 def test_the_same_rows_give_the_same_weights(outcomes, classifier):
     again = cross_validated(outcomes, (), untold)
-    other = trained(again.rows, again.scores, Card("made"))
+    other = trained(again.rows, again.held_out, Card("made"))
     assert np.array_equal(other.linear.grams, classifier.linear.grams)
     assert (other.slope, other.offset) == (classifier.slope, classifier.offset)
 

@@ -4,10 +4,10 @@
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import numpy as np
@@ -23,6 +23,7 @@ from sluice.complexity.evaluation import (
     judged,
     scored,
 )
+from sluice.complexity.feedback import completed, read_feedback
 from sluice.complexity.folds import seen_in
 from sluice.complexity.measures import apgr_of, recovered, share_at, share_for, threshold_for
 from sluice.complexity.model_file import (
@@ -35,12 +36,11 @@ from sluice.complexity.model_file import (
 from sluice.complexity.outcomes import BadOutcomes, Outcome, read_outcomes
 from sluice.complexity.training import trained
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _EPILOG = """\b
 Examples:
   sluice route eval outcomes.csv
   sluice route train outcomes.csv --out mine.route
+  sluice route train outcomes.csv --feedback told.jsonl --out mine.route
   sluice route threshold outcomes.csv --model mine.route --share 30
   sluice route score "What is the capital of France?" --model mine.route
 
@@ -53,20 +53,14 @@ Exit codes: 0 done, 2 bad input.
 """
 
 
-def _outcome_options(function: F) -> F:
-    function = click.argument(
-        "files", metavar="DATA...", nargs=-1, required=True, type=click.Path(path_type=Path)
-    )(function)
-    return click.option(
-        "--pair",
-        "pairs",
-        metavar="WEAK:STRONG",
-        multiple=True,
-        help="The two models of a file with scores: one for all files, or one for each in order, "
-        "where - stands for a file that has one pair only.",
-    )(function)
-
-
+_pair_option = click.option(
+    "--pair",
+    "pairs",
+    metavar="WEAK:STRONG",
+    multiple=True,
+    help="The two models of a file with scores: one for all files, or one for each in order, "
+    "where - stands for a file that has one pair only.",
+)
 _model_option = click.option(
     "--model",
     metavar="FILE",
@@ -83,7 +77,15 @@ def command() -> None:
 @command.command(
     epilog="\b\nExample:\n  sluice route train outcomes.csv --out mine.route --note 'support desk'"
 )
-@_outcome_options
+@click.argument("files", metavar="[DATA]...", nargs=-1, type=click.Path(path_type=Path))
+@_pair_option
+@click.option(
+    "--feedback",
+    "told",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Outcomes that a server was told, by the file of routes.NAME.outcomes.",
+)
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--name", help="Name on the card. Default: that of the file.")
 @click.option("--note", "notes", multiple=True, help="A line for the card.")
@@ -91,15 +93,22 @@ def command() -> None:
 def train(*, as_json: bool, **asked: Any) -> None:
     """Train a classifier on outcomes of two models, and judge it by cross-validation.
 
-    Rows of several files are learned together. The file holds weights and hashes, no text.
+    Rows of several files are learned together. Of feedback that tells of one model only, what the
+    other would have done is taken from the mean of rows in which both are known; it is learned from
+    and not judged on. The file holds weights and hashes, no text.
     """
-    outcomes = _outcomes(asked["files"], asked["pairs"])
-    found = _cross_validated(outcomes, ())
+    if not asked["files"] and not asked["told"]:
+        raise click.UsageError("give DATA, --feedback or both")
+    outcomes, further = _with_feedback(_outcomes(asked["files"], asked["pairs"]), asked["told"])
+    found = _cross_validated(outcomes, further)
     quality, length = found.evaluation.quality.apgr, found.evaluation.baselines["length"].apgr
     card = Card(
         name=asked["name"] or asked["out"].stem,
-        trained_on=tuple(_source(file, pair) for file, pair in _paired(asked)),
-        rows=len(outcomes),
+        trained_on=(
+            *(_source(file, pair) for file, pair in _paired(asked)),
+            *(f"feedback {file.name}" for file in asked["told"]),
+        ),
+        rows=len(outcomes) + len(further),
         questions=found.evaluation.questions,
         rescued=float(np.mean([one.rescue for one in outcomes])),
         apgr=(quality.value, quality.low, quality.high),
@@ -107,7 +116,7 @@ def train(*, as_json: bool, **asked: Any) -> None:
         notes=asked["notes"],
     )
     try:
-        bytes_written = write_model(trained(found.rows, found.scores, card), asked["out"])
+        bytes_written = write_model(trained(found.rows, found.held_out, card), asked["out"])
     except OSError as error:
         raise BadInput(f"cannot write {asked['out']}: {error.strerror}") from None
     if as_json:
@@ -120,7 +129,10 @@ def train(*, as_json: bool, **asked: Any) -> None:
 @command.command(
     name="eval", epilog="\b\nExample:\n  sluice route eval outcomes.csv --plots plots --json"
 )
-@_outcome_options
+@click.argument(
+    "files", metavar="DATA...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@_pair_option
 @click.option(
     "--also",
     "also",
@@ -301,6 +313,18 @@ def _outcomes(files: Sequence[Path], pairs: Sequence[str]) -> list[Outcome]:
     except BadOutcomes as error:
         raise BadInput(str(error)) from None
     return found
+
+
+def _with_feedback(
+    outcomes: list[Outcome], told: Sequence[Path]
+) -> tuple[list[Outcome], list[Outcome]]:
+    """Rows in which both outcomes are known, and rows of which one is expected."""
+    try:
+        read = [read_feedback(file) for file in told]
+        known = [*outcomes, *(one for each in read for one in each.whole)]
+        return known, [row for each in read for row in completed(each.halves, known)]
+    except BadOutcomes as error:
+        raise BadInput(str(error)) from None
 
 
 def _paired(asked: Mapping[str, Any]) -> list[tuple[Path, tuple[str, str] | None]]:

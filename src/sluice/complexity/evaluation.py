@@ -24,7 +24,7 @@ from sluice.complexity.measures import (
     recovered,
 )
 from sluice.complexity.outcomes import BadOutcomes, Outcome, Review, reviewed
-from sluice.complexity.training import Examples, calibrated, examples, out_of_fold
+from sluice.complexity.training import Examples, HeldOut, calibrated, examples, out_of_fold
 
 Numbers = NDArray[np.float64]
 CURVE_POINTS = 41
@@ -50,10 +50,10 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class CrossValidation:
-    """Rows that may be fitted again, their out-of-fold scores, and what those are worth."""
+    """Rows that may be fitted again, what fits without a fold say, and what that is worth."""
 
     rows: Examples
-    scores: Numbers
+    held_out: HeldOut
     evaluation: Evaluation
 
 
@@ -68,13 +68,14 @@ def cross_validated(
     together = [*outcomes, *further]
     grouping = grouped(together)
     rows = examples(together, folds_of(together, grouping), told)
-    scores = out_of_fold(rows, told)
+    held_out = out_of_fold(rows, told)
+    scores = held_out.scores
     probabilities = calibrated(scores, rows.rescues, rows.folds)
     asked = slice(0, len(outcomes))
     own = Grouping(grouping.groups[asked], grouping.by_question, grouping.by_passage)
     places = _Places(own, rows.folds[asked], seen=0)
     orders = (scores[asked], probabilities[asked])
-    return CrossValidation(rows, scores, _evaluated(outcomes, places, orders, told))
+    return CrossValidation(rows, held_out, _evaluated(outcomes, places, orders, told))
 
 
 def judged(outcomes: Sequence[Outcome], classifier: Classifier, told: Told) -> Evaluation:

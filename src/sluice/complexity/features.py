@@ -41,8 +41,21 @@ _STEP = np.uint32(0x01000193)
 _SPREAD = np.uint32(0x9E3779B1)
 _ODD = 0x9E3779B97F4A7C15
 _PAIR = np.uint64(0xD6E8FEB86659FD93)
-_WORD_BYTE = np.zeros(256, dtype=bool)
-_WORD_BYTE[[*range(0x30, 0x3A), *range(0x61, 0x7B), *range(0x80, 0x100)]] = True
+_DIGITS = bytes(range(0x30, 0x3A))
+_SYMBOLS = bytes((*range(0x21, 0x30), *range(0x3A, 0x41), *range(0x5B, 0x61), *range(0x7B, 0x7F)))
+_ASCII, _FOREIGN = bytes(range(0x80)), bytes(range(0x80, 0x100))
+# Bytes of UTF-8 that begin no character.
+_CONTINUING = bytes(range(0x80, 0xC0))
+# 1 for the bytes that make words: digits, letters, and all that is not ASCII.
+_WORD_BYTE = bytes(
+    byte in _DIGITS or byte in range(0x61, 0x7B) or byte in _FOREIGN for byte in range(256)
+)
+# What ``lower`` and ``split`` make of ASCII, a byte at a time: several times as fast. It is right
+# for a text too whose other characters they would leave as they are.
+_PLAIN = bytes(
+    0x20 if chr(byte).isspace() else ord(chr(byte).lower()) if byte < 0x80 else byte
+    for byte in range(256)
+)
 
 
 def _powers(base: int) -> NDArray[np.uint64]:
@@ -68,12 +81,25 @@ class Seen:
 def seen(text: str) -> Seen:
     """The features of ``text``. Any text has some; that of no characters has none but its shape."""
     part = capped(text)
-    words = part.lower().split()
-    flat = " ".join(words)
-    raw = np.frombuffer(flat.encode("utf-8", "replace")[:BYTES_MAX], dtype=np.uint8)
     # Of what case and white space leave; only lines are counted as they came.
-    shape = _shape(flat, raw, (len(words), part.count("\n")))
-    return Seen((*_char_grams(raw), *_word_grams(raw)), shape)
+    flat, characters = _flat(part)
+    raw = np.frombuffer(flat, dtype=np.uint8)
+    shape = _shape(flat, characters, part.count("\n"))
+    return Seen((*_char_grams(raw), *_word_grams(flat, raw)), shape)
+
+
+def _flat(part: str) -> tuple[bytes, int]:
+    """The text in lower case with single spaces, in UTF-8, and its characters."""
+    plain = part.encode("utf-8", "replace")
+    foreign = plain.translate(None, _ASCII).decode("utf-8", "replace")
+    if foreign and (foreign.lower() != foreign or foreign.split() != [foreign]):
+        flat = " ".join(part.lower().split())
+        return flat.encode("utf-8", "replace")[:BYTES_MAX], len(flat)
+    plain = plain.translate(_PLAIN)
+    while b"  " in plain:
+        plain = plain.replace(b"  ", b" ")
+    plain = plain.strip(b" ")
+    return plain, len(plain) - _among(plain, _CONTINUING)
 
 
 def capped(text: str) -> str:
@@ -100,17 +126,15 @@ def _char_grams(raw: NDArray[np.uint8]) -> list[Hashes]:
     return found
 
 
-def _word_grams(raw: NDArray[np.uint8]) -> list[Hashes]:
-    inside = _WORD_BYTE[raw]
-    edges = np.flatnonzero(inside[1:] != inside[:-1]) + 1
-    first = [0] if len(raw) and inside[0] else []
-    last = [len(raw)] if len(raw) and inside[-1] else []
-    edges = np.concatenate((first, edges, last)).astype(np.intp)
+def _word_grams(flat: bytes, raw: NDArray[np.uint8]) -> list[Hashes]:
+    # A blank at either end, so that each word begins and ends between two bytes.
+    inside = np.frombuffer(b"\0" + flat.translate(_WORD_BYTE) + b"\0", dtype=bool)
+    edges = np.flatnonzero(inside[1:] != inside[:-1])
     starts, ends = edges[0::2], edges[1::2]
     # Differences of a running sum give the polynomial of each word; dividing by the power of its
     # place makes it the same wherever the word stands.
     sums = np.zeros(len(raw) + 1, dtype=np.uint64)
-    np.cumsum((raw.astype(np.uint64) + np.uint64(1)) * _UP[: len(raw)], out=sums[1:])
+    np.add.accumulate((raw.astype(np.uint64) + np.uint64(1)) * _UP[: len(raw)], out=sums[1:])
     words = (sums[ends] - sums[starts]) * _DOWN[starts]
     words ^= words >> np.uint64(29)
     pairs = words[:-1] * _PAIR + words[1:]
@@ -122,16 +146,9 @@ def _folded(hashes: NDArray[np.uint64]) -> Hashes:
     return (spread >> np.uint64(32)).astype(np.uint32)
 
 
-_CLASSES = np.zeros(256, dtype=np.uint8)
-_CLASSES[0x30:0x3A] = 1
-_CLASSES[[*range(0x21, 0x30), *range(0x3A, 0x41), *range(0x5B, 0x61), *range(0x7B, 0x7F)]] = 2
-_CLASSES[0x80:] = 3
-
-
-def _shape(flat: str, raw: NDArray[np.uint8], counts: tuple[int, int]) -> Shape:
-    words, lines = counts
-    _, digits, symbols, foreign = np.bincount(_CLASSES[raw], minlength=4).tolist()
-    characters, bytes_or_one = len(flat), max(len(raw), 1)
+def _shape(flat: bytes, characters: int, lines: int) -> Shape:
+    words = flat.count(b" ") + 1 if flat else 0
+    bytes_or_one = max(len(flat), 1)
     return np.array(
         (
             log1p(characters),
@@ -139,11 +156,16 @@ def _shape(flat: str, raw: NDArray[np.uint8], counts: tuple[int, int]) -> Shape:
             log1p(words),
             log1p(lines),
             log1p(characters / max(words, 1)),
-            digits / bytes_or_one,
-            symbols / bytes_or_one,
-            foreign / bytes_or_one,
-            log1p(flat.count("?")),
-            log1p(flat.count("{") + flat.count("\\")),
+            _among(flat, _DIGITS) / bytes_or_one,
+            _among(flat, _SYMBOLS) / bytes_or_one,
+            _among(flat, _FOREIGN) / bytes_or_one,
+            log1p(flat.count(b"?")),
+            log1p(flat.count(b"{") + flat.count(b"\\")),
         ),
         dtype=np.float32,
     )
+
+
+def _among(flat: bytes, some: bytes) -> int:
+    """How many bytes are among these."""
+    return len(flat) - len(flat.translate(None, some))

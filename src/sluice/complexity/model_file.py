@@ -2,7 +2,7 @@
 
 Eight bytes that name the format, four of version and four of the header's length, the header as
 MessagePack, the arrays one after another, and the SHA-256 of all that. Little-endian. Weights are
-16-bit floats, which changes no APGR in the fourth digit and keeps the file below half a megabyte.
+16-bit floats, which changes no APGR in the fourth digit and keeps the file near half a megabyte.
 What a file says about itself is checked before anything is made of it.
 """
 
@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 
 from sluice.complexity.classifier import Card, Classifier, Linear
+from sluice.complexity.familiar import BITS, Familiar
 from sluice.complexity.features import FAMILIES, SHAPE_NAMES
 
 MAGIC = b"sluiceRT"
-VERSION = 1
+VERSION = 2
 FILE_BYTES_MAX = 8 * 1024**2
 DEFAULT_NAME = "default"
 _FRAME_BYTES, _SUM_BYTES = 16, 32
@@ -39,6 +40,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slope: float
     offset: float
     fingerprints: int
+    familiar_share_min: float
     card: Card
 
 
@@ -82,6 +84,7 @@ def packed_model(classifier: Classifier) -> bytes:
             slope=classifier.slope,
             offset=classifier.offset,
             fingerprints=len(classifier.trained_on),
+            familiar_share_min=classifier.familiar.share_min,
             card=classifier.card,
         )
     )
@@ -94,6 +97,7 @@ def packed_model(classifier: Classifier) -> bytes:
             linear.grams.astype("<f2").tobytes(),
             *(part.astype("<f4").tobytes() for part in _shape_arrays(linear)),
             classifier.trained_on.astype("<u8").tobytes(),
+            np.packbits(classifier.familiar.words).tobytes(),
         )
     )
     return body + sha256(body).digest()
@@ -127,7 +131,7 @@ def unpacked_model(packed: bytes, name: str) -> Classifier:
 
 def _classifier(header: _Header, arrays: bytes, name: str) -> Classifier:
     grams, shapes = header.families << header.bits, len(header.shapes)
-    lengths = [2 * grams, *[4 * shapes] * 3, 8 * header.fingerprints]
+    lengths = [2 * grams, *[4 * shapes] * 3, 8 * header.fingerprints, (1 << BITS) // 8]
     if header.fingerprints < 0 or sum(lengths) != len(arrays):
         raise BadModelFile(f"{name} has arrays of {len(arrays)} bytes instead of {sum(lengths)}")
     ends = np.cumsum(lengths).tolist()
@@ -137,6 +141,7 @@ def _classifier(header: _Header, arrays: bytes, name: str) -> Classifier:
     numbers = np.concatenate(
         (weights, shape, low, high, (header.bias, header.slope, header.offset))
     )
+    words = np.unpackbits(np.frombuffer(parts[5], np.uint8)).astype(bool)
     if not np.isfinite(numbers).all():
         raise BadModelFile(f"{name} has weights that are not finite")
     return Classifier(
@@ -144,6 +149,7 @@ def _classifier(header: _Header, arrays: bytes, name: str) -> Classifier:
         slope=header.slope,
         offset=header.offset,
         card=header.card,
+        familiar=Familiar(words, header.familiar_share_min),
         trained_on=np.frombuffer(parts[4], "<u8").astype(np.uint64),
     )
 

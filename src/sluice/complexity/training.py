@@ -4,19 +4,23 @@ A question that both models miss is no reason to pay for the large one, and one 
 one answers is a reason not to: so the target is the gain. It is fitted in two parts whose weights
 are added: the mean gain of a row's task, where rows name tasks, and what the row's own outcome says
 beyond that. Most of what can be learned is which kind of task a prompt is (docs/routing.md), and it
-is learned better from means than from single outcomes. Ridge regression is solved by conjugate
+is learned better from means than from single outcomes. How much each part counts is found by least
+squares on scores of rows that neither part saw; where a row is judged, that is done without its
+fold too. Ridge regression is solved by conjugate
 gradients; a logistic function of two numbers, fitted on scores of rows that the fit did not see
 (Platt, "Probabilistic outputs for support vector machines", 1999), makes probabilities.
 Deterministic: the same rows give the same file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sluice.complexity.classifier import Card, Classifier, Linear, probability
+from sluice.complexity.familiar import familiar_of
 from sluice.complexity.features import FAMILIES
 from sluice.complexity.folds import FOLDS, fingerprints
 from sluice.complexity.matrix import Matrix, Told
@@ -37,8 +41,8 @@ class Fit:
 
 # Chosen by cross-validation on the sets of benchmarks/route.py. Means of tasks have little noise
 # and bear a weak penalty; what single outcomes say beyond them is nearly all noise.
-TASK = Fit(penalty=20.0, steps=20)
-BEYOND_TASK = Fit(penalty=500.0, steps=6)
+TASK = Fit(penalty=20.0, steps=40)
+BEYOND_TASK = Fit(penalty=2000.0, steps=6)
 WITHOUT_TASKS = Fit(penalty=150.0, steps=6)
 SHAPE_PENALTY_PER_ROW = 3e-3
 # A task with few rows has a mean that is mostly chance: this many rows of the mean of all.
@@ -86,15 +90,62 @@ def _refuse_hopeless(rescues: Numbers, gains: Numbers, folds: NDArray[np.intp]) 
         raise BadOutcomes("the strong model is not better than the weak one on these rows")
 
 
-def out_of_fold(rows: Examples, told: Told) -> Numbers:
-    """The linear score of each row by a fit that saw no row of its fold."""
-    found = np.zeros(len(rows.folds))
-    for fold in range(FOLDS):
-        inside = rows.folds == fold
-        if inside.any():
-            weights = fitted(rows, ~inside)
-            found[inside] = _scores(rows, weights)[inside]
-        told("fitting", fold + 1, FOLDS)
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """The linear score of each row by a fit that saw no row of its fold, and how much each part
+    counts in a fit to all rows."""
+
+    scores: Numbers
+    counts: Numbers
+
+
+def out_of_fold(rows: Examples, told: Told) -> HeldOut:
+    """Judge fits by rows that they did not see.
+
+    The constants of the fits are left out: that of a fold is low where the mean of its own rows is
+    high, which would put rows of different folds into a wrong order.
+    """
+    folds, gains = rows.folds, rows.gains
+    parted = len(_parts(rows, folds == 0)) > 1
+    pairs = [pair for pair in combinations(range(FOLDS), 2) if parted]
+    without: dict[tuple[int, ...], Numbers] = {}
+    for done, left_out in enumerate([*((fold,) for fold in range(FOLDS)), *pairs], 1):
+        weights = _parts(rows, ~np.isin(folds, left_out))
+        without[left_out] = np.array([_times(rows, part) for part in weights], dtype=np.float64)
+        told("fitting", done, FOLDS + len(pairs))
+    outside = _outside(folds, {fold: without[fold,] for fold in range(FOLDS)})
+    scores = outside[0].copy()
+    for fold in range(FOLDS) if parted else ():
+        others = [other for other in range(FOLDS) if other != fold]
+        inner = {other: without[min(fold, other), max(fold, other)] for other in others}
+        used = folds != fold
+        counts = _least_squares(_outside(folds, inner)[:, used], gains[used])
+        scores[~used] = counts @ outside[:, ~used]
+    return HeldOut(scores + gains.mean(), _least_squares(outside, gains))
+
+
+def _outside(folds: NDArray[np.intp], by_fold: Mapping[int, Numbers]) -> Numbers:
+    """Of scores by all fits, those of each row by the fit without its fold; 0 for other folds."""
+    found = np.zeros_like(next(iter(by_fold.values())))
+    for fold, scores in by_fold.items():
+        inside = folds == fold
+        found[:, inside] = scores[:, inside]
+    return found
+
+
+def _least_squares(parts: Numbers, gains: Numbers) -> Numbers:
+    """How much each part counts, none less than nothing; 1 where there is one."""
+    centred = parts - parts.mean(axis=1, keepdims=True)
+    found = np.zeros(len(parts))
+    active = np.arange(len(parts))
+    while len(active) > 1:
+        kept = centred[active]
+        counts = np.linalg.solve(kept @ kept.T + 1e-9 * np.eye(len(active)), kept @ gains)
+        if counts.min() >= 0.0:
+            found[active] = counts
+            return found
+        active = active[counts >= 0.0]
+    found[active if len(active) else 0] = 1.0
     return found
 
 
@@ -108,31 +159,39 @@ def calibrated(scores: Numbers, rescues: Numbers, folds: NDArray[np.intp]) -> Nu
     return found
 
 
-def trained(rows: Examples, held_out: Numbers, card: Card) -> Classifier:
-    """The classifier of all rows. ``held_out`` are the scores of ``out_of_fold``."""
-    weights = fitted(rows, np.ones(len(rows.folds), dtype=bool))
-    slope, offset = platt(held_out, rows.rescues)
-    probabilities = np.array([probability(logit) for logit in (slope * held_out + offset).tolist()])
+def trained(rows: Examples, held_out: HeldOut, card: Card) -> Classifier:
+    """The classifier of all rows."""
+    weights = fitted(rows, held_out.counts)
+    slope, offset = platt(held_out.scores, rows.rescues)
+    logits = (slope * held_out.scores + offset).tolist()
+    probabilities = np.array([probability(logit) for logit in logits])
     thresholds = tuple(threshold_for(probabilities, percent / 100) for percent in range(1, 101))
     return Classifier(
         linear=_linear(rows, weights),
         slope=slope,
         offset=offset,
         card=replace(card, thresholds=thresholds),
+        familiar=familiar_of([one.prompt for one in rows.outcomes], rows.folds),
         trained_on=fingerprints(rows.outcomes),
     )
 
 
-def fitted(rows: Examples, used: NDArray[np.bool_]) -> Floats:
-    """Weights of n-grams, then of shapes, then a constant, from the rows that are ``used``."""
+def fitted(rows: Examples, counts: Numbers) -> Floats:
+    """Weights of n-grams, then of shapes, then a constant, from all rows."""
+    parts = _parts(rows, np.ones(len(rows.folds), dtype=bool))
+    return np.append(counts.astype(np.float32) @ parts, np.float32(rows.gains.mean()))
+
+
+def _parts(rows: Examples, used: NDArray[np.bool_]) -> Floats:
+    """Weights of n-grams and of shapes, of each part of a fit to the rows that are ``used``."""
     mean = float(rows.gains[used].mean())
     means = _task_means(rows, used)
+    targets: list[tuple[Numbers, Fit]]
     if np.ptp(means[used]) > 0.0:
-        weights = _ridge(rows, used, rows.gains - means, BEYOND_TASK)
-        weights += _ridge(rows, used, means - mean, TASK)
+        targets = [(means - mean, TASK), (rows.gains - means, BEYOND_TASK)]
     else:
-        weights = _ridge(rows, used, rows.gains - mean, WITHOUT_TASKS)
-    return np.append(weights, np.float32(mean)).astype(np.float32)
+        targets = [(rows.gains - mean, WITHOUT_TASKS)]
+    return np.array([_ridge(rows, used, target, fit) for target, fit in targets])
 
 
 def _ridge(rows: Examples, used: NDArray[np.bool_], target: Numbers, fit: Fit) -> Floats:
@@ -216,11 +275,6 @@ def _times(rows: Examples, weights: Floats) -> Floats:
 
 def _transposed(rows: Examples, factors: Floats) -> Floats:
     return np.concatenate((rows.matrix.transposed_times(factors), rows.scaled.T @ factors))
-
-
-def _scores(rows: Examples, weights: Floats) -> Numbers:
-    scores: Numbers = (_times(rows, weights[:-1]) + weights[-1]).astype(np.float64)
-    return scores
 
 
 def _linear(rows: Examples, weights: Floats) -> Linear:

@@ -39,7 +39,7 @@ def load_routes(settings: Settings) -> LoadedRoutes:
             problems.append(f"routes.{name}.classifier: {error}")
             continue
         limits[name] = _limits(name, section, model.card, settings)
-        classifiers[name] = Classifier(model.score, capped, _outcomes(section))
+        classifiers[name] = Classifier(model.judged, capped, _outcomes(section))
     if problems:
         raise ConfigError(tuple(problems))
     return LoadedRoutes(limits, classifiers)
