@@ -289,7 +289,11 @@ def test_core_imports_itself_and_pure_standard_modules_only(modules):
 # Who may import which library, so that its types and its quirks stay in one place.
 IMPORTERS = {
     "click": ("cli/",),
-    "httptools": ("executors/http_connection.py", "server/serve.py"),
+    "httptools": (
+        "executors/http_connection.py",
+        "loadtest/connection.py",
+        "server/serve.py",
+    ),
     "jinja2": ("runtime/quoting.py", "runtime/sandbox.py", "runtime/templates.py"),
     "llguidance": ("runtime/grammar",),
     "msgspec": (
@@ -298,6 +302,7 @@ IMPORTERS = {
         "complexity/",
         "doctor/",
         "executors/",
+        "loadtest/",
         "retrieval/",
         "runtime/",
         "server/",
@@ -315,13 +320,14 @@ IMPORTERS = {
     ),
     "openvino": ("executors/openvino",),
     "openvino_genai": ("executors/openvino",),
-    "prometheus_client": ("telemetry/metrics.py",),
+    "prometheus_client": ("loadtest/signals.py", "telemetry/metrics.py"),
+    "pyarrow": ("loadtest/rows.py",),
     "qdrant_client": ("retrieval/qdrant.py",),
     "rich": ("cli/",),
     "starlette": ("server/",),
     "tokenizers": ("runtime/tokenizing.py",),
     "uvicorn": ("server/",),
-    "uvloop": ("server/",),
+    "uvloop": ("loadtest/crew.py", "server/"),
     "zstandard": ("telemetry/segments.py",),
 }
 # Dependencies that another one loads.

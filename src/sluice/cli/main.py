@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": ("sluice.cli.plan", "GPUs, cost and limits for a load and its targets."),
     "simulate": ("sluice.cli.simulate", "A fleet under a load or a trace, in virtual time."),
     "replay": ("sluice.cli.replay", "Recorded traffic again, under other settings."),
+    "bench": ("sluice.cli.bench", "What an endpoint can do, measured from outside."),
     "route": ("sluice.cli.route", "Train and judge the classifier that routes by complexity."),
     "doctor": ("sluice.cli.doctor", "Why p99 moved: causes with evidence, from the journal."),
     "docs": ("sluice.cli.docs", "The documents that pipelines retrieve from."),

@@ -122,6 +122,11 @@ def settings_file(file: Path | None, environment: Mapping[str, str] | None = Non
     return file
 
 
+def variable(name: str) -> str:
+    """The value of a variable that the user names, empty where it is unset."""
+    return os.environ.get(name, "")
+
+
 @dataclass(slots=True)
 class _Reading:
     """One pass over the joined table: values out, problems and origins noted."""

@@ -56,9 +56,13 @@ class OpenLoop:
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
     """So many clients, each with one request at a time. Times of the asks mean nothing: a request
-    is planned for the moment at which its client is free."""
+    is planned for the moment at which its client is free.
+
+    With ``once`` the trial is over when every ask has been played, however long that takes.
+    """
 
     concurrency: int
+    once: bool = False
 
 
 Load = OpenLoop | ClosedLoop
@@ -105,13 +109,15 @@ class RequestOutcome:
     reasoning included, ``shown_s`` of the first that is not reasoning. ``first_tokens`` are the
     tokens in the first chunk. ``gaps_s`` are the times between chunks of the same choice and
     ``gap_tokens`` the tokens in the later chunk of each, empty where the server does not tell.
-    ``output_tokens`` are of all choices, by the server's usage.
+    ``output_tokens`` are of all choices, by the server's usage. ``begun_s`` is when the client took
+    it up: it may have to connect before it can send.
     """
 
     number: int
     at_s: float
     ending: Ending
     end_s: float
+    begun_s: float | None = None
     sent_s: float | None = None
     head_s: float | None = None
     first_s: float | None = None
@@ -124,8 +130,9 @@ class RequestOutcome:
     reasoning_tokens: int | None = None
     first_tokens: int | None = None
     chunks: int = 0
+    choices: int = 1
     gaps_s: Sequence[float] = ()
-    gap_tokens: Sequence[int] = ()
+    gap_tokens: Sequence[float] = ()
     finish: str = ""
     reason: str = ""
     retry_after_s: float | None = None
@@ -144,13 +151,13 @@ class RequestOutcome:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after those of the first chunk.
+        """Time per output token of a choice after those of its first chunk.
 
         Undefined for an answer in one chunk, and without the server's count of tokens.
         """
         if self.first_s is None or self.last_s is None or self.output_tokens is None:
             return None
-        later = self.output_tokens - (self.first_tokens or 1)
+        later = self.output_tokens / self.choices - (self.first_tokens or 1)
         return (self.last_s - self.first_s) / later if later > 0 and self.chunks > 1 else None
 
     @property
@@ -165,8 +172,9 @@ class RequestOutcome:
 
     @property
     def lag_s(self) -> float | None:
-        """How much later than planned it was sent."""
-        return None if self.sent_s is None else self.sent_s - self.at_s
+        """How much later than planned the client took it up; connecting is the server's time."""
+        begun_s = self.sent_s if self.begun_s is None else self.begun_s
+        return None if begun_s is None else begun_s - self.at_s
 
 
 class Metric(StrEnum):
