@@ -174,7 +174,7 @@ def test_d15_unknown_sections_are_refused(problems):
         "sluice.toml:1: sever: unknown setting; nearest: server"
     ]
     accepted = "server, models, routes, slo, tenants, pipelines, documents, journal, metrics"
-    accepted += ", catalogue"
+    accepted += ", tracing, catalogue"
     assert problems("[zzz]\na = 1") == [
         f"sluice.toml:1: zzz: unknown setting; accepted: {accepted}"
     ]

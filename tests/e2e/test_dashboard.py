@@ -1,6 +1,6 @@
 """The dashboard in a real Chromium, over a server that simulates its models and is overloaded.
 
-``SLUICE_TEST_SCREENS=docs/screens SLUICE_TEST_LOAD_S=150`` writes the pictures of the documentation.
+``SLUICE_TEST_SCREENS=docs/screens SLUICE_TEST_LOAD_S=110`` writes the pictures of the docs.
 """
 
 import json

@@ -24,6 +24,7 @@ from sluice.wiring.gateway import make_gateway, prepare
 from sluice.wiring.operations import RunningServer
 from sluice.wiring.remote import RemoteIds
 from sluice.wiring.serving import Stop, run_server
+from sluice.wiring.tracing import check_installed
 
 _EXAMPLES = """\b
 Examples:
@@ -98,6 +99,7 @@ def command(
     read = partial(load_settings, config, given)
     loaded = read()
     settings = loaded.settings
+    check_installed(settings.tracing)
     log.set_up("gateway")
     transport = Transport.of(settings.server)
     listener = bind(settings.server)

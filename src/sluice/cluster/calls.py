@@ -119,13 +119,13 @@ class LiveCalls:
         """The call goes to a replica; what that replica is to be sent."""
         live = self._live[effect.request_id]
         live.replica = effect.replica_id
-        self._observer.dispatched(effect)
+        self._observer.dispatched(effect, remote=isinstance(live.submit, Forward))
         if isinstance(live.submit, Submit):
             live.stream.dispatched(effect.replica_id)
             return live.submit
         if live.relay is None:
             live.relay = Relay(live.stream, live.submit)
-        live.relay.forward = live.submit
+        live.relay.forward, live.relay.number = live.submit, effect.attempt
         live.stream.dispatched(effect.replica_id, live.relay)
         return live.relay
 

@@ -86,6 +86,9 @@ class Observer:
                 request.deadline_ns,
                 call.client_id,
                 request.overload,
+                call.operation,
+                call.traceparent,
+                call.tracestate,
             )
         )
 
@@ -174,6 +177,9 @@ class Observer:
                 deadline_ns=least.deadline_ns,
                 client_id=call.client_id,
                 overload=least.overload,
+                operation=call.operation,
+                traceparent=call.traceparent,
+                tracestate=call.tracestate,
             )
         )
         self._refused(call.model, reject, least.slo_class)
@@ -202,8 +208,8 @@ class Observer:
             )
         )
 
-    def dispatched(self, dispatch: Dispatch) -> None:
-        """The call was given to a replica."""
+    def dispatched(self, dispatch: Dispatch, *, remote: bool = False) -> None:
+        """The call was given to a replica; ``remote`` ones run elsewhere."""
         timing = self._timings[dispatch.request_id]
         timing.replica, timing.attempts = dispatch.replica_id, dispatch.attempt
         if timing.handed_over_by:
@@ -226,6 +232,7 @@ class Observer:
                 scores,
                 dispatch.predicted_wait_ns,
                 waited_ns,
+                remote,
             )
         )
 
@@ -317,6 +324,7 @@ class Observer:
         finish = Finish(ended.reason, ended.usage, ended.phases, tpot_s, timing.counted)
         self._metrics.ended(timing.model, finish, slo_class=timing.slo_class)
         self._metrics.engine_told(timing.model, ended.engine_ttft_ns, estimated=ended.is_estimated)
+        outcome: Outcome | None = None
         if ended.fault is not Fault.REQUEST:  # which no target can be met by, as of one refused
             outcome = self._outcome(request, timing, ended.reason)
             self._metrics.outcome(timing.model, timing.slo_class, outcome)
@@ -343,6 +351,7 @@ class Observer:
                 None if timing.first_ns is None else timing.first_ns - request.arrived_ns,
                 tpot_ns,
                 ended.error,
+                outcome or "",
             )
         )
         if timing.texts is not None:

@@ -4,7 +4,7 @@ Called by ``wiring``, which knows what the settings say. What a change means for
 fleet's decision.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sluice.cluster.auto_route import AutoRoute, Classifier
 from sluice.cluster.calls import AnyModel
@@ -68,6 +68,10 @@ class Operated:
     def overview(self, clocks: Clocks) -> Overview:
         """What a person wants to see of it, from this moment on."""
         return Overview(self._observer, self._driver.pools, clocks)
+
+    def count_spans(self, counted: Callable[[], tuple[int, int]]) -> None:
+        """Show in the metrics how many spans were exported and dropped."""
+        self._observer.metrics.count_spans = counted
 
     def note(self, event: Deployment) -> None:
         """Put something that happened at this moment into the journal."""

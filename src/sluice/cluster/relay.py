@@ -31,11 +31,15 @@ _HELD_BYTES_MAX = 1024**2
 
 
 class Relay:
-    """See ``runtime.streams.Relay``. ``stream`` is that of the call, ``forward`` what is asked."""
+    """See ``runtime.streams.Relay``. ``stream`` is that of the call, ``forward`` what is asked.
+
+    ``number`` is that of the attempt, at whatever kind of replica, that comes next or is made.
+    """
 
     def __init__(self, stream: PieceStream, forward: Forward) -> None:
         self._stream = stream
         self.forward = forward
+        self.number = 1
         self._attempts = 0
         self._next: Attempt | None = None
         self._present: Attempt | None = None

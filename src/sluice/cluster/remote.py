@@ -38,7 +38,9 @@ from sluice.executors.stream import (
     UpstreamRequest,
     UsageEvents,
 )
+from sluice.runtime.generation import RawPrompt
 from sluice.runtime.messages import Cancel, FromReplica, Load, Ready, RequestEnded
+from sluice.telemetry.trace_context import headers_for
 
 _log = logging.getLogger(__name__)
 
@@ -214,19 +216,19 @@ class RemoteReplica:
         """Give it a call, which its relay asks for then, or take one back."""
         match message:
             case Relay():
-                attempt = self._attempt(message.forward, message.attempt_id)
+                attempt = self._attempt(message.forward, message.attempt_id, message.number)
                 self._attempts[attempt.request_id] = attempt
                 message.take(attempt)
             case Cancel():
                 self._cancel(message.request_id)
 
-    def _attempt(self, forward: Forward, attempt_id: str) -> Attempt:
+    def _attempt(self, forward: Forward, attempt_id: str, number: int) -> Attempt:
         raw, request, now_ns = forward.raw, forward.request, self._clock()
         asked = UpstreamRequest(
             id=attempt_id,
             path=raw.path,
             body=body_for(forward, self._wording, attempt_id),
-            headers=(*raw.headers, *_time_left(request, now_ns)),
+            headers=(*self._client_headers(raw, request.id, number), *_time_left(request, now_ns)),
             streamed=raw.streamed,
             any_body=raw.path in NOT_GENERATING,
             usage_events=UsageEvents.AS_SENT if raw.shows_usage else UsageEvents.NONE,
@@ -243,6 +245,11 @@ class RemoteReplica:
             loop = asyncio.get_running_loop()
             attempt.expiry = loop.call_later(left_s, self._expire, request.id)
         return attempt
+
+    def _client_headers(self, raw: RawPrompt, call_id: str, number: int) -> Headers:
+        """The client's own that go along, with our span as parent where spans are made."""
+        share = self._model.traced_share
+        return raw.headers if share is None else headers_for(call_id, raw.headers, number, share)
 
     def _on_begun(self, attempt: Attempt, answer: Answer) -> None:
         self._tell_quota(attempt, answer.headers)

@@ -59,6 +59,8 @@ class RemoteModel:
         self._card = card
         self.classes = classes
         self.limits: ReplicaLimits | None = None
+        # The share of traces that is kept; ``None`` where no spans are made.
+        self.traced_share: float | None = None
         self._tokens_per_byte = 1 / _BYTES_PER_TOKEN
         self._answers = 1.0
 

@@ -26,6 +26,7 @@ from sluice.config.sections import (
     SloSection,
     TenantSection,
 )
+from sluice.config.tracing import TracingSection
 from sluice.config.units import format_duration, listen_address
 from sluice.config.upstreams import contradictions
 
@@ -68,6 +69,9 @@ class Settings:
     metrics: MetricsSection = field(default_factory=MetricsSection)
     """Prometheus metrics."""
 
+    tracing: TracingSection = field(default_factory=TracingSection)
+    """Spans of requests for an OpenTelemetry collector."""
+
     catalogue: CatalogueSection = field(default_factory=CatalogueSection)
     """Where models are fetched from and kept."""
 
@@ -96,6 +100,7 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
             yield Conflict((("pipelines", name, key),), message)
     yield from _unknown_names(settings)
     yield from _circles(settings.models)
+    yield from _tracing_conflicts(settings)
     for metric, bounds in settings.metrics.buckets.items():
         rising = all(low < high for low, high in itertools.pairwise(bounds))
         if not bounds or not rising or not all(0 < bound < math.inf for bound in bounds):
@@ -113,6 +118,19 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _tracing_conflicts(settings: Settings) -> Iterator[Conflict]:
+    endpoint = settings.tracing.endpoint
+    if endpoint is None:
+        return
+    here = ("tracing", "endpoint")
+    if not endpoint.startswith(("http://", "https://")):
+        words = f"{endpoint} is no address; write http://HOST:PORT or https://HOST:PORT"
+        yield Conflict((here,), words)
+    if not settings.journal.enabled:
+        words = "spans are made from the journal; leave journal.enabled true"
+        yield Conflict((here, ("journal", "enabled")), words)
 
 
 def _server_conflicts(server: ServerSection) -> Iterator[Conflict]:

@@ -186,7 +186,9 @@ class Call:
     ``may_degrade`` is false where the client wants its answer as asked or none.
 
     ``raw`` is the request that the call was made of, where a remote engine may get it, and
-    ``retrieval`` what was put into its prompt, where its model is a pipeline's.
+    ``retrieval`` what was put into its prompt, where its model is a pipeline's. ``operation`` is
+    what it asks for in OpenTelemetry's words, ``traceparent`` and ``tracestate`` are the headers of
+    those names, empty for none.
     """
 
     id: str
@@ -211,6 +213,9 @@ class Call:
     body_bytes: int = 0
     likeness: int = 0
     raw: RawPrompt | None = None
+    operation: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
     retrieval: Retrieval | None = None
 
 

@@ -106,6 +106,16 @@ def wants_usage(request: Options) -> bool:
     return request.stream_options is not None and bool(request.stream_options.include_usage)
 
 
+# What the routes are called by OpenTelemetry.
+_OPERATIONS = {
+    b"/v1/chat/completions": "chat",
+    b"/v1/responses": "chat",
+    b"/v1/completions": "text_completion",
+    b"/v1/embeddings": "embeddings",
+}
+_TRACE_BYTES_MAX = 512
+
+
 def call_for(
     exchange: Exchange,
     request: Addressed,
@@ -133,7 +143,17 @@ def call_for(
         deadline_ns=_deadline_of(exchange),
         body_bytes=exchange.body_bytes,
         likeness=exchange.likeness,
+        operation=_OPERATIONS.get(exchange.path, ""),
+        traceparent=_trace_header(exchange, b"traceparent"),
+        tracestate=_trace_header(exchange, b"tracestate"),
     )
+
+
+def _trace_header(exchange: Exchange, name: bytes) -> str:
+    """A header of a trace; one that is too long or was sent twice counts as none."""
+    values = exchange.header_values(name)
+    is_usable = len(values) == 1 and len(values[0]) <= _TRACE_BYTES_MAX
+    return values[0].decode("latin-1").strip() if is_usable else ""
 
 
 def with_options(

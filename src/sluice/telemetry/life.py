@@ -64,6 +64,7 @@ class Decision:
     error: str = ""
     route: str = ""
     score: float | None = None
+    remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ class Ending:
     preemptions: int
     tpot_ns: int | None
     error: str
+    outcome: str = ""
 
 
 @dataclass(slots=True)
@@ -143,6 +145,9 @@ class Life:
     early: bool = False
     retrieval: Retrieved | None = None
     overload: tuple[str, ...] = ()
+    operation: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
 
 
 def find_life(reader: JournalReader, name: str) -> Life | None:
@@ -222,6 +227,9 @@ def _begin(entry: Entry, arrived: RequestArrived, earlier: int) -> Life:
         read_ns=read_ns,
         earlier=earlier,
         overload=arrived.overload,
+        operation=arrived.operation,
+        traceparent=arrived.traceparent,
+        tracestate=arrived.tracestate,
     )
 
 
@@ -257,6 +265,7 @@ def _add(life: Life, entry: Entry, arrived_ns: int) -> None:
                 record.scores,
                 predicted_wait_ns=record.predicted_wait_ns,
                 waited_ns=record.waited_ns,
+                remote=record.remote,
             )
             life.decisions.append(made)
         case AttemptFailed(id=life.id):
@@ -352,4 +361,5 @@ def _ending(ended: RequestEnded, at_ns: int) -> Ending:
         preemptions=ended.preemptions,
         tpot_ns=ended.tpot_ns,
         error=ended.error,
+        outcome=ended.outcome,
     )

@@ -174,6 +174,13 @@ METRICS: tuple[Metric, ...] = (
         "Requests that a remote replica gave no whole answer to, some of which went elsewhere.",
     ),
     _counter("sluice_replica_losses_total", _REPLICA, "Times a replica was lost."),
+    _counter("sluice_spans_exported_total", (), "Spans that the collector took."),
+    _counter(
+        "sluice_spans_dropped_total",
+        (),
+        "Spans that found no room or that the collector did not take, and requests of which no "
+        "span could be made.",
+    ),
     _counter("sluice_journal_dropped_total", (), "Journal records that could not be written."),
     _counter(
         "sluice_routed_total",

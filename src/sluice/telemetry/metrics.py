@@ -134,6 +134,7 @@ class Metrics:
         self._table = {metric.name: metric for metric in with_buckets(buckets or {})}
         self._vllm_aliases = vllm_aliases
         self._journal_dropped = journal_dropped
+        self.count_spans: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._models = frozenset(models)
         self._targets: Sequence[ClassTargets] = ()
         self._times: dict[str, Histograms] = {}
@@ -324,6 +325,9 @@ class Metrics:
         """Give every family of the table; called by the registry."""
         values = {**self._counts, **self._gauges()}
         values["sluice_journal_dropped_total"] = {(): self._journal_dropped()}
+        exported, dropped = self.count_spans()
+        values["sluice_spans_exported_total"] = {(): exported}
+        values["sluice_spans_dropped_total"] = {(): dropped}
         for metric in self._table.values():
             yield _family(metric, self._times.get(metric.name, {}), values.get(metric.name, {}))
         if self._vllm_aliases:

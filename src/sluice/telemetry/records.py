@@ -28,7 +28,8 @@ class RequestArrived(Record, frozen=True):
 
     ``client_id`` is the id that the client gave it, where it did and it is not ``id``. ``overload``
     is the ladder of its class, as far as the client allows it. One that was refused before the work
-    of tokenising has 0 ``prompt_tokens``.
+    of tokenising has 0 ``prompt_tokens``. ``operation`` is what was asked for in OpenTelemetry's
+    words; ``traceparent`` and ``tracestate`` are the client's.
     """
 
     id: str
@@ -43,6 +44,9 @@ class RequestArrived(Record, frozen=True):
     deadline_ns: int | None = None
     client_id: str = ""
     overload: tuple[str, ...] = ()
+    operation: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
 
 
 class Retrieved(Record, frozen=True):
@@ -78,7 +82,7 @@ class RequestDispatched(Record, frozen=True):
     """The fleet gave the request to a replica. ``scores`` are those compared, best first.
 
     ``predicted_wait_ns`` was promised when it began to wait in the fleet and ``waited_ns`` is how
-    long it did; both are absent where it started at once.
+    long it did; both are absent where it started at once. ``remote`` replicas run elsewhere.
     """
 
     id: str
@@ -87,6 +91,7 @@ class RequestDispatched(Record, frozen=True):
     scores: tuple[Score, ...] = ()
     predicted_wait_ns: int | None = None
     waited_ns: int | None = None
+    remote: bool = False
 
 
 class AttemptFailed(Record, frozen=True):
@@ -167,7 +172,10 @@ class FirstToken(Record, frozen=True):
 
 
 class RequestEnded(Record, frozen=True):
-    """The one ending of an accepted request. The phases sum to its life since ``arrived_ns``."""
+    """The one ending of an accepted request. The phases sum to its life since ``arrived_ns``.
+
+    ``outcome`` says whether it met the targets of its class; empty where no target could be met.
+    """
 
     id: str
     model: str
@@ -188,6 +196,7 @@ class RequestEnded(Record, frozen=True):
     ttft_ns: int | None = None
     tpot_ns: int | None = None
     error: str = ""
+    outcome: str = ""
 
 
 class RequestText(Record, frozen=True):

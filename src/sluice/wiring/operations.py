@@ -36,6 +36,7 @@ from sluice.wiring.gateway import reconfigure
 from sluice.wiring.pipelines import pipeline_gateway
 from sluice.wiring.remote import RemoteIds
 from sluice.wiring.routes import load_routes
+from sluice.wiring.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ class RunningServer:
         self._sources = Sources(
             wall_s, monotonic_ns, lambda: f"{chance.getrandbits(128):032x}", __version__
         )
+        self.tracing = Tracing(loaded.settings.tracing, loaded.settings.journal)
+        gateway.operated.count_spans(self._spans)
         self.overview = gateway.operated.overview(OverviewClocks(monotonic_ns, wall_ns))
         self.app = CurrentApp(self.section, self._make_app)
 
@@ -127,6 +130,10 @@ class RunningServer:
         )
         warnings = tuple(cautions(settings))
         return Reloaded(told(change.applied), told(change.waiting), warnings)
+
+    def _spans(self) -> tuple[int, int]:
+        counted = self.tracing.counted
+        return counted.exported, counted.dropped
 
     def _make_app(self, section: ServerSection, bodies: Bodies) -> AsgiApp:
         return create_app(self.front, section, self._sources, operations=self, bodies=bodies)

@@ -35,7 +35,9 @@ def remote_model(name: str, section: ModelSection, settings: Settings) -> Remote
     given = section.context_tokens_max
     context = given or CONTEXT_TOKENS_UNKNOWN
     card = ModelCard(name, int(wall_s()), context, context_known=given is not None)
-    return RemoteModel(card, ServiceClasses(settings.slo, settings.tenants, section.slo))
+    model = RemoteModel(card, ServiceClasses(settings.slo, settings.tenants, section.slo))
+    model.traced_share = None if settings.tracing.endpoint is None else settings.tracing.share
+    return model
 
 
 class RemoteIds:

@@ -42,6 +42,7 @@ async def run_server(
     gateway, close_listener = running.gateway, asyncio.Event()
     serving = asyncio.create_task(serve(running.app, running.transport, listener, close_listener))
     sampling = asyncio.create_task(_sample_always(running.overview))
+    exporting = asyncio.create_task(running.tracing.run())
     stopping = asyncio.create_task(stop.soon.wait())
     ending = asyncio.create_task(stop.now.wait())
     try:
@@ -65,6 +66,8 @@ async def run_server(
         stopping.cancel()
         ending.cancel()
         await gateway.close()
+        exporting.cancel()
+        await running.tracing.stop()
         await running.front.close()
         close_listener.set()
         await serving

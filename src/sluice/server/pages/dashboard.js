@@ -232,6 +232,7 @@ function waterfall(life) {
   return el("div", {}, root, el("ul", { class: "facts" }, ...facts));
 }
 function decided(one, ns) {
+  if (one.route) return `route ${one.route}: ${one.model}, ${one.reason.replaceAll("_", " ")}`;
   if (one.rung) return `${one.rung}${one.model ? `: given to ${one.model}` : `: at most ${one.output_tokens_max} tokens`}`;
   if (one.error) return `attempt ${one.attempt} failed at ${one.replica}: ${one.error}`;
   if (one.reason) return `refused with ${one.status} ${one.reason}`;
