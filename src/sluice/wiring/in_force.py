@@ -21,7 +21,7 @@ from sluice.wiring.deployment import PreparedModel
 FACTS = "facts."
 # Where models come from says nothing that their fingerprints do not.
 _TABLES_LEFT_OUT = ("catalogue.",)
-_TOLD_AS_DIGEST = ("_file", "_env", "dir", "url", "urls", "source", "endpoint", "mirrors")
+_TOLD_AS_DIGEST = ("_file", "_env", "dir", "listen", "url", "urls", "source", "endpoint", "mirrors")
 
 
 def settings_in_force(settings: Settings) -> dict[str, str]:
