@@ -3,11 +3,14 @@
     python benchmarks/route.py FOLDER [--only SET] [--skip-speed]
 
 FOLDER has the files ``routellm_mmlu.jsonl.gz``, ``routellm_gsm8k.jsonl.gz``,
-``zeroeval_{gsm,crux,math_l5}.jsonl.gz`` and ``llmrouter_multi.jsonl.gz``. RouteLLM's best published
+``zeroeval_{gsm,crux,math_l5}.jsonl.gz``, ``llmrouter_multi.jsonl.gz`` and
+``gsm8k_gpt3_pairs.jsonl.gz``. RouteLLM's best published
 figures (arXiv 2406.18665, table 2 and 3) stand beside ours; they are of the whole sets.
 """
 
 import argparse
+import gzip
+import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from sluice.complexity.evaluation import cross_validated
-from sluice.complexity.measures import Estimate, Quality
+from sluice.complexity.measures import Estimate, Quality, quality_of
 from sluice.complexity.model_file import default_model
 from sluice.complexity.outcomes import Outcome, read_outcomes
 
@@ -79,6 +82,21 @@ def estimate(found: Estimate, digits: int) -> str:
     return f"{found.value:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
 
 
+def print_ceiling(folder: Path) -> None:
+    """What an order of GSM8K is worth that no router can have: by how many of 47 other systems fail
+    the very question."""
+    fails: dict[str, list[float]] = {}
+    for name in ("zeroeval_gsm", "gsm8k_gpt3_pairs"):
+        with gzip.open(folder / f"{name}.jsonl.gz", "rt") as lines:
+            for row in map(json.loads, lines):
+                fails.setdefault(row["qid"], []).extend(1 - one for one in row["scores"].values())
+    rows = outcomes_of(folder, SETS["GSM8K"])
+    scores = np.array([np.mean(fails[one.question]) for one in rows])
+    gains = np.array([one.gain for one in rows])
+    found = quality_of(scores, gains, list(range(len(rows)))).apgr
+    print(f"\nGSM8K by how many of 47 other systems fail the question: APGR {estimate(found, 3)}")
+
+
 def print_speed(folder: Path) -> None:
     """Wall time, and processor time of the thread, which other work disturbs less."""
     model = default_model()
@@ -90,7 +108,7 @@ def print_speed(folder: Path) -> None:
         walls, processors = [], []
         for prompt in prompts:
             wall, processor = time.perf_counter_ns(), time.thread_time_ns()
-            model.score(prompt)
+            model.judged(prompt)
             processors.append((time.thread_time_ns() - processor) / 1e6)
             walls.append((time.perf_counter_ns() - wall) / 1e6)
         print(
@@ -107,6 +125,8 @@ def main() -> None:
     parser.add_argument("--skip-speed", action="store_true")
     asked = parser.parse_args()
     print_quality(asked.folder, asked.only or SETS)
+    if not asked.only or "GSM8K" in asked.only:
+        print_ceiling(asked.folder)
     if not asked.skip_speed:
         print_speed(asked.folder)
 

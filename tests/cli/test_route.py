@@ -112,7 +112,7 @@ BAD = {
     "share": (("threshold", "flat.csv", "--share", "0"), "above 0 and up to 100"),
     "scores": (("threshold", "--scores", "flat.csv", "--share", "9"), "not one number a line"),
     "recover": (("threshold", "--scores", "flat.csv", "--recover", "9"), "--recover needs DATA"),
-    "both": (("threshold", "--share", "9"), "give DATA or --scores"),
+    "both": (("threshold", "--share", "9"), "give one of DATA, --scores and --journal"),
     "folder": (("train", "good.csv", "--out", "none/x.route"), "cannot write"),
 }
 

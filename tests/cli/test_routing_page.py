@@ -10,7 +10,12 @@ import pytest
 from sluice.cli.main import run
 from tests.complexity.conftest import made_outcomes
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "routing.md").read_text(encoding="utf-8")
+# What is served is tried by ``tests/e2e/test_routes.py``.
+PAGE, _, _ = (
+    (Path(__file__).resolve().parents[2] / "docs" / "routing.md")
+    .read_text(encoding="utf-8")
+    .partition("## Serving")
+)
 COMMANDS = [
     line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()
 ]

@@ -142,6 +142,16 @@ def test_a_conversation_that_went_up_stays_there_for_good():
     assert routed.ask(0.1, earlier=2, conversation=3).model == "large"
 
 
+def test_what_was_of_one_turn_alone_is_not_remembered():
+    routed = Routed()
+    routed.ask(0.1, conversation=1, carries=(Why.TOOLS,))
+    assert routed.ask(0.1, earlier=1).why is Why.SCORE
+    routed.ask(None, conversation=2, unscored=Why.UNFAMILIAR)
+    assert routed.ask(0.1, earlier=2).why is Why.SCORE
+    routed.ask(0.1, conversation=3, wanted=Way.COMPLEX)
+    assert routed.ask(0.1, earlier=3).why is Why.CONVERSATION
+
+
 def test_conversations_are_bounded_and_the_oldest_is_forgotten():
     routed = Routed()
     for number in range(CONVERSATIONS_MAX + 1):

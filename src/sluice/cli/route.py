@@ -35,6 +35,11 @@ from sluice.complexity.model_file import (
 )
 from sluice.complexity.outcomes import BadOutcomes, Outcome, read_outcomes
 from sluice.complexity.training import trained
+from sluice.telemetry.journal import JournalReader
+from sluice.telemetry.records import RequestRouted
+
+# Older scores of a journal are of another traffic, perhaps.
+_SCORES_MAX = 100_000
 
 _EPILOG = """\b
 Examples:
@@ -203,7 +208,8 @@ def score(*, text: str | None, model: str | None, with_card: bool, as_json: bool
 @command.command(
     epilog="\b\nExamples:\n  sluice route threshold outcomes.csv --share 30\n"
     "  sluice route threshold outcomes.csv --recover 80\n"
-    "  sluice route threshold --scores scores.txt --share 30"
+    "  sluice route threshold --scores scores.txt --share 30\n"
+    "  sluice route threshold --journal ~/.cache/sluice/journal --route auto --share 30"
 )
 @click.argument("files", metavar="[DATA]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--pair", "pairs", metavar="WEAK:STRONG", multiple=True)
@@ -212,6 +218,12 @@ def score(*, text: str | None, model: str | None, with_card: bool, as_json: bool
     type=click.Path(path_type=Path, dir_okay=False),
     help="Recorded scores of traffic, one a line, in place of DATA.",
 )
+@click.option(
+    "--journal",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Journal of a server, whose latest scores are taken; with --route.",
+)
+@click.option("--route", "route_name", metavar="NAME", help="The route whose scores are taken.")
 @click.option("--share", type=float, metavar="PERCENT", help="Calls for the strong model.")
 @click.option("--recover", type=float, metavar="PERCENT", help="Of the strong model's gain.")
 @_model_option
@@ -229,12 +241,20 @@ def threshold(*, as_json: bool, **asked: Any) -> None:
     wanted = asked["share"] if asked["recover"] is None else asked["recover"]
     if not 0.0 < wanted <= 100.0:
         raise click.UsageError(f"a percentage above 0 and up to 100 is wanted, not {wanted:g}")
-    if bool(asked["files"]) == (asked["scores"] is not None):
-        raise click.UsageError("give DATA or --scores")
-    if asked["scores"] is not None:
+    sources = [bool(asked["files"]), asked["scores"] is not None, asked["journal"] is not None]
+    if sum(sources) != 1:
+        raise click.UsageError("give one of DATA, --scores and --journal")
+    if (asked["journal"] is None) != (asked["route_name"] is None):
+        raise click.UsageError("--journal and --route go together")
+    if not asked["files"]:
         if asked["recover"] is not None:
             raise click.UsageError("--recover needs DATA: scores alone do not tell who was right")
-        found = _threshold_of_scores(_recorded(asked["scores"]), wanted / 100)
+        scores = (
+            _routed_scores(asked["journal"], asked["route_name"])
+            if asked["scores"] is None
+            else _recorded(asked["scores"])
+        )
+        found = _threshold_of_scores(scores, wanted / 100)
     else:
         outcomes = _outcomes(asked["files"], asked["pairs"])
         found = _threshold_of_outcomes(outcomes, asked)
@@ -274,6 +294,21 @@ def _threshold_of_outcomes(
             err=True,
         )
     return {**found, "recovered_percent": 100 * float(at), "apgr": apgr_of(scores, gains)}
+
+
+def _routed_scores(journal: Path, route: str) -> list[float]:
+    """The latest scores that a server recorded for a route."""
+    if not journal.is_dir():
+        raise BadInput(f"there is no journal at {journal}")
+    records = (one.record for one in JournalReader(journal).entries(containing="RequestRouted"))
+    scores = [
+        one.score
+        for one in records
+        if isinstance(one, RequestRouted) and one.route == route and one.score is not None
+    ]
+    if not scores:
+        raise BadInput(f"{journal} has no scores of a route {route}")
+    return scores[-_SCORES_MAX:]
 
 
 def _recorded(path: Path) -> list[float]:

@@ -43,6 +43,10 @@ class Why(StrEnum):
     FAILED = "classifier_failed"  # the classifier gave no score
 
 
+# What says something of the conversation, and not of this one turn or moment.
+_REMEMBERED = frozenset({Why.ASKED, Why.SCORE, Why.CONVERSATION})
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is known of a request for a route.
@@ -140,7 +144,7 @@ class ModelRoute:
             and models[other].ready()
         ):
             way, why = other, Why.NOT_SERVING
-        if asked.conversation is not None:
+        if asked.conversation is not None and why in _REMEMBERED:
             self._remember(asked.conversation, way)
         model = models[way].limits.model
         return Choice(limits.route, model, way, why, asked.score, threshold, would)
