@@ -25,10 +25,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs an engine that nobody has started, or a browser that nobody wants."""
+    """Leave out what needs an engine that nobody has started, or programs that nobody wants."""
     without = {
         "vllm": not os.environ.get("SLUICE_TEST_VLLM"),
         "browser": os.environ.get("SLUICE_TEST_BROWSER") == "none",
+        "prometheus": os.environ.get("SLUICE_TEST_PROMETHEUS") == "none",
     }
     markers = [name for name, is_out in without.items() if is_out]
     left_out = [item for item in items if any(map(item.get_closest_marker, markers))]

@@ -1,36 +1,12 @@
-"""A real Chromium, driven by playwright: found on this machine, or installed where apt-get may."""
+"""A real Chromium, driven by playwright."""
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-_MISSING = (
-    "The dashboard is tested in a real Chromium, and there is none on this machine. Install it "
-    "(apt-get install chromium), name it in SLUICE_TEST_BROWSER, or set SLUICE_TEST_BROWSER=none "
-    "to leave these tests out."
-)
-
-
-def chromium() -> str:
-    """Path of a Chromium. Raises ``LookupError`` with what to do where there is none."""
-    named = os.environ.get("SLUICE_TEST_BROWSER")
-    found = named or next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
-            subprocess.run(
-                ["apt-get", "-q", *command], env=environment, check=False, capture_output=True
-            )
-        found = shutil.which("chromium")
-    if found is None:
-        raise LookupError(_MISSING)
-    return found
+from tests.e2e.programs import CHROMIUM, path_of
 
 
 @dataclass
@@ -60,7 +36,7 @@ class Seen:
 def browser() -> Iterator[Browser]:
     with sync_playwright() as driver:
         # Chromium's own sandbox cannot be had by root in a container; only our pages are opened.
-        started = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        started = driver.chromium.launch(executable_path=path_of(CHROMIUM), args=["--no-sandbox"])
         try:
             yield started
         finally:

@@ -117,8 +117,8 @@ def test_d21_long_requests_stay_below_infinity() -> None:
 def test_d21_first_tokens_and_gaps_fall_into_the_right_buckets() -> None:
     metrics = Metrics(["m"])
     for _ in range(100):
-        metrics.first_token("m", 0.7)
-        metrics.chunk("m", 0.008)
+        metrics.stream("m", "").first_token(0.7)
+        metrics.stream("m", "").chunk(0.008)
     samples = scrape(metrics)
     ttft = buckets(samples, "sluice_ttft_seconds")
     assert 0.5 <= quantile(ttft, 0.99) <= 1.0
@@ -135,7 +135,7 @@ def test_d21_first_tokens_and_gaps_fall_into_the_right_buckets() -> None:
 def test_d21_bounds_can_be_set_for_one_metric() -> None:
     metrics = Metrics(["m"], buckets={"sluice_ttft_seconds": (0.25, 1)})
     for seconds in (0.25, 0.26, 1.0, 1.1):
-        metrics.first_token("m", seconds)
+        metrics.stream("m", "").first_token(seconds)
     samples = scrape(metrics)
     assert buckets(samples, "sluice_ttft_seconds") == {0.25: 1, 1.0: 3, float("inf"): 4}
     assert len(buckets(samples, "sluice_itl_seconds")) > 10
@@ -264,7 +264,7 @@ def test_d23_ttft_starts_at_arrival_and_holds_the_queue() -> None:
     for _ in range(10):
         (dispatch,) = [effect for effect in effects if isinstance(effect, Dispatch)]
         queue_ns, prefill_ns, decode_ns = now_ns, NS_PER_S // 5, NS_PER_S * 9 // 5
-        metrics.first_token("m", (now_ns + prefill_ns) / NS_PER_S)
+        metrics.stream("m", "").first_token((now_ns + prefill_ns) / NS_PER_S)
         now_ns += prefill_ns + decode_ns
         phases = PhaseTimes(queue_ns=queue_ns, prefill_ns=prefill_ns, decode_ns=decode_ns)
         usage = Usage(2, 0, 9)
@@ -286,8 +286,8 @@ def test_d23_ttft_starts_at_arrival_and_holds_the_queue() -> None:
 
 def test_tokens_that_were_streamed_are_not_counted_again_at_the_end() -> None:
     metrics = Metrics(["m"])
-    metrics.first_token("m", 0.1, 1)
-    metrics.chunk("m", 0.01, 3)
+    metrics.stream("m", "").first_token(0.1, 1)
+    metrics.stream("m", "").chunk(0.01, 3)
     assert value(scrape(metrics), "sluice_generated_tokens_total", model="m") == 4
     metrics.ended("m", Finish(EndReason.LENGTH, Usage(20, 16, 6), PhaseTimes(), 0.01, 4))
     samples = scrape(metrics)
@@ -336,8 +336,8 @@ def test_times_are_kept_by_class_and_each_target_is_a_bound() -> None:
     bounds = bounds_with_targets({"sluice_tpot_seconds": (1.0,)}, targets)
     metrics = Metrics(["m"], slo_classes=["gold"], buckets=bounds)
     metrics.know_targets([ClassTargets("gold", {"ttft": 0.42}, 0.95)])
-    metrics.first_token("m", 0.41, slo_class="gold")
-    metrics.first_token("m", 0.43, slo_class="made up")
+    metrics.stream("m", "gold").first_token(0.41)
+    metrics.stream("m", "made up").first_token(0.43)
     samples = scrape(metrics)
     gold = {"model": "m", "slo_class": "gold"}
     assert value(samples, "sluice_ttft_seconds_bucket", le="0.42", **gold) == 1
@@ -362,9 +362,9 @@ def test_aliases_show_the_same_values_under_vllms_names() -> None:
         made.handle(Arrived("m", Request(name, 0, (1,), 9)), 0)
     metrics = Metrics(["m"], vllm_aliases=True)
     metrics.know_classes(["gold"])
-    metrics.first_token("m", 0.7)
-    metrics.first_token("m", 0.7, slo_class="gold")
-    metrics.chunk("m", 0.01)
+    metrics.stream("m", "").first_token(0.7)
+    metrics.stream("m", "gold").first_token(0.7)
+    metrics.stream("m", "").chunk(0.01)
     metrics.ended("m", Finish(EndReason.CANCELLED, Usage(5, 2, 2), PhaseTimes(), None, 2))
     metrics.refused("m", "queue_full")
     samples = scrape(metrics, made.pools(0))

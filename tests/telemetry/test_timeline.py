@@ -23,11 +23,11 @@ def pool(model: str, waiting: int = 0, inside: int = 0) -> PoolView:
 def test_a_sample_holds_the_difference_and_nothing_from_before():
     metrics = Metrics(["a", "b"], slo_classes=["gold"])
     metrics.arrived("a")
-    metrics.first_token("a", 9.0)
+    metrics.stream("a", "").first_token(9.0)
     line = Timeline(metrics, 0)
     metrics.arrived("a")
     metrics.arrived("b")
-    metrics.first_token("a", 0.12, slo_class="gold")
+    metrics.stream("a", "gold").first_token(0.12)
     metrics.outcome("a", "gold", Outcome.MET)
     metrics.outcome("b", "", Outcome.REFUSED)
     metrics.refused("b", "queue_full")

@@ -27,6 +27,7 @@ COMMANDS = {
     "route": ("sluice.cli.route", "Train and judge the classifier that routes by complexity."),
     "doctor": ("sluice.cli.doctor", "Why p99 moved: causes with evidence, from the journal."),
     "docs": ("sluice.cli.docs", "The documents that pipelines retrieve from."),
+    "top": ("sluice.cli.top", "A running server in the terminal, live."),
     "trace": ("sluice.cli.trace", "One request's life, phase by phase."),
 }
 

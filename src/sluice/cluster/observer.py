@@ -61,7 +61,8 @@ class Observer:
         self, call: Call, request: Request, text_of: Callable[[Sequence[int]], str]
     ) -> None:
         """A call was read, checked and tokenised. ``text_of`` gives the text of its prompt."""
-        timing = CallTiming(call.model, self._clock(), request.slo_class)
+        stream = self._metrics.stream(call.model, request.slo_class)
+        timing = CallTiming(call.model, self._clock(), stream, request.slo_class)
         timing.whole = isinstance(call.prompt, RawPrompt) and not call.prompt.streamed
         self._timings[request.id] = timing
         if self.records_text:
@@ -271,6 +272,7 @@ class Observer:
         timing.whole = whole
         self._metrics.arrived(effect.model)
         timing.model, timing.arrived_ns = effect.model, self._clock()
+        timing.stream = self._metrics.stream(effect.model, timing.slo_class)
         self._write(
             records.RequestDegraded(
                 self._clock(),
@@ -292,15 +294,12 @@ class Observer:
             ttft_ns = now_ns - request.arrived_ns
             timing.first_ns = now_ns
             timing.first_tokens = delta.tokens
-            self._metrics.first_token(
-                timing.model, ttft_ns / 1e9, delta.tokens, slo_class=timing.slo_class
-            )
+            timing.stream.first_token(ttft_ns / 1e9, delta.tokens)
             self._write(records.FirstToken(now_ns, request.id, ttft_ns))
             timing.counted = delta.tokens
         before_ns = timing.choice_ns.get(delta.choice)
         if before_ns is not None:
-            gap_s = (now_ns - before_ns) / 1e9
-            self._metrics.chunk(timing.model, gap_s, delta.tokens, slo_class=timing.slo_class)
+            timing.stream.chunk((now_ns - before_ns) / 1e9, delta.tokens)
             timing.counted += delta.tokens
         timing.choice_ns[delta.choice] = timing.last_ns = now_ns
         timing.tokens += delta.tokens

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from sluice.core.request import Request, Rung
 from sluice.runtime.generation import Delta
+from sluice.telemetry.metrics import StreamSeries
 from sluice.telemetry.records import RequestText
 
 # Most of a prompt, and of the outputs of one call, that a journal with text holds.
@@ -42,6 +43,7 @@ class CallTiming:
     """Times of one call's text. TPOT is over the whole call: it is undefined for one chunk.
 
     ``arrived_ns`` is when the call came to the fleet, for its model or for a smaller one;
+    ``stream`` is where its chunks are counted;
     ``whole`` says that a remote engine answers in one piece, so that nobody sees a first token.
     ``handed_over_by`` is the model that did not take it, until a replica of the other one does, and
     ``handed_over`` the rung by which it goes.
@@ -49,6 +51,7 @@ class CallTiming:
 
     model: str
     arrived_ns: int
+    stream: StreamSeries
     slo_class: str = ""
     handed_over_by: str = ""
     handed_over: Rung = Rung.SMALLER

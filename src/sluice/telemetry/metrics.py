@@ -45,6 +45,30 @@ _NS = 1e-9
 _DEGRADING = (Rung.SHORTEN, Rung.SMALLER, Rung.FALLBACK)
 
 
+class StreamSeries:
+    """The series of the streams of one model and class: one call for each chunk goes here.
+
+    ``counts`` are the tokens by model, of which this one's have the key ``key``.
+    """
+
+    __slots__ = ("_counts", "_itl", "_key", "_ttft")
+
+    def __init__(
+        self, ttft: "Buckets", itl: "Buckets", counts: "Values", key: tuple[str, ...]
+    ) -> None:
+        self._ttft, self._itl, self._counts, self._key = ttft, itl, counts, key
+
+    def first_token(self, ttft_s: float, tokens: int = 1) -> None:
+        """The first chunk was sent, ``ttft_s`` after the request arrived, before tokenising."""
+        self._ttft.observe(ttft_s)
+        self._counts[self._key] += tokens
+
+    def chunk(self, itl_s: float, tokens: int = 1) -> None:
+        """A further chunk was sent, ``itl_s`` after the one before."""
+        self._itl.observe(itl_s)
+        self._counts[self._key] += tokens
+
+
 class Buckets:
     """A histogram of one series. ``counts`` are per bucket, the last above every bound."""
 
@@ -89,7 +113,7 @@ class _Seen:
 class Finish:
     """How an accepted request ended, for its metrics.
 
-    ``tokens_counted`` were told by ``first_token`` and ``chunk``; ``tpot_s`` is ``None`` for an
+    ``tokens_counted`` were told to its ``StreamSeries``; ``tpot_s`` is ``None`` for an
     answer of one chunk.
     """
 
@@ -137,6 +161,7 @@ class Metrics:
         self.count_spans: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._models = frozenset(models)
         self._targets: Sequence[ClassTargets] = ()
+        self._streams: dict[tuple[str, str], StreamSeries] = {}
         self._times: dict[str, Histograms] = {}
         self._counts: dict[str, Values] = {}
         for metric in self._table.values():
@@ -219,19 +244,16 @@ class Metrics:
         self._times["sluice_wait_predicted_seconds"][model,].observe(predicted_ns * _NS)
         self._times["sluice_wait_actual_seconds"][model,].observe(actual_ns * _NS)
 
-    def first_token(
-        self, model: str, ttft_s: float, tokens: int = 1, *, slo_class: str = ""
-    ) -> None:
-        """The first chunk was sent, ``ttft_s`` after the request arrived, before tokenising."""
+    def stream(self, model: str, slo_class: str) -> "StreamSeries":
+        """What the chunks of a request are counted in. Look it up once for each request."""
         key = (model, self._class_labels.get(slo_class, OTHER))
-        self._histogram("sluice_ttft_seconds", key).observe(ttft_s)
-        self._counts["sluice_generated_tokens_total"][model,] += tokens
-
-    def chunk(self, model: str, itl_s: float, tokens: int = 1, *, slo_class: str = "") -> None:
-        """A further chunk was sent, ``itl_s`` after the one before."""
-        key = (model, self._class_labels.get(slo_class, OTHER))
-        self._histogram("sluice_itl_seconds", key).observe(itl_s)
-        self._counts["sluice_generated_tokens_total"][model,] += tokens
+        found = self._streams.get(key)
+        if found is None:
+            ttft = self._histogram("sluice_ttft_seconds", key)
+            itl = self._histogram("sluice_itl_seconds", key)
+            tokens = self._counts["sluice_generated_tokens_total"]
+            found = self._streams[key] = StreamSeries(ttft, itl, tokens, (model,))
+        return found
 
     def ended(self, model: str, finish: Finish, *, slo_class: str = "") -> None:
         """An accepted request ended."""

@@ -1,0 +1,111 @@
+"""``sluice top`` shows what the dashboard is told, and says what is wrong where it cannot."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from sluice.cli.main import run
+from sluice.cli.top_view import spark, view
+from sluice.config.load import digest
+from sluice.config.sections import ServerSection
+from sluice.testing.gateway import FakeGateway
+from sluice.testing.operations import FakeOperations
+from sluice.testing.served import served
+
+SAMPLE = {
+    "t_s": 1000.0, "interval_s": 2.0, "arrived": 20, "met": 18, "missed": 1, "refused": 1,
+    "classes": {"chat": [18, 1, 1]}, "ttft": [0.1, 0.7, 0.9], "tpot": [0.01, 0.02, 0.03],
+    "generated_tokens": 400, "waiting": 3, "decoding": 5, "kv_used": 97, "kv_max": 100,
+    "refusals": {"predicted_late": 1}, "degradations": {"shorten": 2},
+}  # fmt: skip
+REPLICA = {
+    "id": "m-0", "model": "m", "state": "ready", "error": "", "requests": 5, "places": 5,
+    "seats": 8, "losses": 0, "breaker_open": False, "running": 5, "waiting": 0, "kv_used": 97,
+    "kv_max": 100, "step_s": 0.012, "report_age_s": 0.1,
+}  # fmt: skip
+SLOW = {
+    "id": "abc", "client_id": "", "model": "m", "slo_class": "chat", "e2e_s": 2.0, "ttft_s": 1.5,
+    "tpot_s": 0.01, "prompt_tokens": 1000, "completion_tokens": 50, "reason": "stop",
+    "phases": {"queue": 1.0, "decode": 1.0},
+}  # fmt: skip
+DOCUMENT = {
+    "version": "9.9", "now_s": 1001.0, "interval_s": 2, "samples_max": 9, "models": ["m"],
+    "model": "", "classes": [{"slo_class": "chat", "seconds": {"ttft": 0.5}, "objective": 0.95}],
+    "samples": [SAMPLE], "replicas": [REPLICA, {**REPLICA, "id": "m-1", "breaker_open": True}],
+    "slowest": {"e2e": [SLOW], "ttft": []}, "refused": [], "degraded": [], "changes": [],
+}  # fmt: skip
+
+
+def rendered(document=DOCUMENT, samples=(SAMPLE,), width=140) -> str:
+    console = Console(width=width, highlight=False)
+    with console.capture() as captured:
+        console.print(view(document, samples, width))
+    return captured.get()
+
+
+def test_one_screen_has_what_an_operator_looks_for():
+    text = rendered()
+    for words in (
+        "9.0 req/s", "90.0 %", "700.0 ms", "97 %", "chat", "of 95 %", "18 met", "m-0",
+        "breaker open", "predicted late 1", "shorten 2", "abc", "1,000 + 50", "2.00 s",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_a_server_without_requests_is_shown_too():
+    quiet = {**DOCUMENT, "samples": [], "slowest": {"e2e": [], "ttft": []}, "classes": []}
+    text = rendered(quiet, ())
+    assert "no request was refused" in text
+    assert "–" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "bars"),
+    [
+        ([0, 4, 8], 3, "▁▅█"),
+        ([1], 4, "   █"),
+        ([0, 0], 2, "▁▁"),
+        ([None, 1], 2, " █"),
+        ([1, 2, 3, 8], 2, "▃█"),
+        ([], 2, "  "),
+    ],
+)
+def test_bars_are_eighths_of_the_largest(values, width, bars):
+    assert spark(values, width) == bars
+
+
+@pytest.fixture
+def server():
+    operations = FakeOperations()
+    operations.overview.shown = json.dumps(DOCUMENT).encode()
+    section = ServerSection(listen="127.0.0.1:0", admin_key_digests=(digest("boss"),))
+    with served(FakeGateway(), section, None, operations) as running:
+        yield running
+
+
+def test_it_is_printed_once_into_a_pipe_and_as_json(server, capsys, monkeypatch):
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", "boss")
+    assert run(["top", server.url]) == 0
+    assert "breaker open" in capsys.readouterr().out
+    assert run(["top", f"{server.url}/v1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == DOCUMENT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "other", "--key", "boss"], "No model of that name"),
+        (["--key", "wrong"], "SLUICE_ADMIN_KEY"),
+        ([], "SLUICE_ADMIN_KEY"),
+    ],
+)
+def test_what_the_server_refuses_is_told_with_what_to_do(server, capsys, arguments, words):
+    assert run(["top", server.url, *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "ftp://127.0.0.1", "127.0.0.1:9"])
+def test_no_server_is_said_to_be_none(capsys, url):
+    assert run(["top", url, "--once"]) == 2
+    assert "server" in capsys.readouterr().err
