@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -39,12 +39,13 @@ CHUNKS = 60
 PROMPT = 300
 BATCH = 32
 _MS = 1_000_000
+_DELTA = Delta(0, "", 1)
 
 
 class Nowhere:
     """Takes all spans and keeps none."""
 
-    def send(self, spans: list[Span]) -> bool:  # type: ignore[override]
+    def send(self, spans: Sequence[Span]) -> bool:
         """Take them."""
         return bool(spans) or True
 
@@ -71,7 +72,7 @@ def one_life(observer: Observer, call: Call, request: Request) -> None:
     observer.arrived(call, request, lambda _: "")
     observer.dispatched(Dispatch(request.id, "m-0", 1, (score, score)))
     for _ in range(CHUNKS):
-        observer.text(request, Delta(0, "", 1))
+        observer.text(request, _DELTA)
     phases = PhaseTimes(0, _MS, 2 * _MS, 30 * _MS, 600 * _MS, 0)
     usage = Usage(PROMPT, 64, CHUNKS)
     ended = messages.RequestEnded(request.id, EndReason.STOP, usage, phases, 0, "")

@@ -160,4 +160,4 @@ def test_a_server_that_is_gone_is_said_to_be(chrome):
         opened(chrome, f"{running.url}/dashboard") as seen,
     ):
         seen.page.route("**/dashboard/data*", lambda route: route.abort())
-        seen.until("document.querySelector('#link').textContent === 'no answer'")
+        seen.page.wait_for_selector("#link.bad")

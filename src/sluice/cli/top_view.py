@@ -87,7 +87,7 @@ def _lines(samples: Sequence[Sample], width: int) -> Panel:
     )
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     for justify in ("left", "left", "right", "right"):
-        table.add_column(no_wrap=True, justify=justify)  # type: ignore[arg-type]
+        table.add_column(no_wrap=True, justify=justify)
     for name, values, style, show in rows:
         known = [one for one in values if one is not None]
         latest = show(known[-1]) if known else "–"

@@ -264,20 +264,21 @@ class Metrics:
         counts["sluice_cached_tokens_total"][key] += usage.cached_tokens
         uncounted = max(0, usage.completion_tokens - finish.tokens_counted)
         counts["sluice_generated_tokens_total"][key] += uncounted
-        in_phases = _phase_seconds(phases)
         phase_seconds = counts["sluice_phase_seconds_total"]
-        for phase, seconds in in_phases.items():
-            if seconds:
-                phase_seconds[model, phase] += seconds
-        self._histogram("sluice_e2e_seconds", by_class).observe(sum(in_phases.values()))
-        self._histogram("sluice_queue_seconds", by_class).observe(in_phases[Phase.QUEUE])
+        whole_ns = 0
+        for phase, spent_ns in _spent_ns(phases):
+            if spent_ns:
+                whole_ns += spent_ns
+                phase_seconds[model, phase] += spent_ns * _NS
+        self._histogram("sluice_e2e_seconds", by_class).observe(whole_ns * _NS)
+        self._histogram("sluice_queue_seconds", by_class).observe(phases.queue_ns * _NS)
         if finish.tpot_s is not None:
             self._histogram("sluice_tpot_seconds", by_class).observe(finish.tpot_s)
         # A request that never got so far has no time there, which is not the same as a short one.
         if phases.prefill_ns:
-            self._histogram("sluice_prefill_seconds", by_class).observe(in_phases[Phase.PREFILL])
+            self._histogram("sluice_prefill_seconds", by_class).observe(phases.prefill_ns * _NS)
         if phases.decode_ns:
-            self._histogram("sluice_decode_seconds", by_class).observe(in_phases[Phase.DECODE])
+            self._histogram("sluice_decode_seconds", by_class).observe(phases.decode_ns * _NS)
 
     def replica_report(self, replica_id: str, model: str, report: Report, incarnation: int) -> None:
         """A replica reported. Its counters add up over incarnations, so that no total falls."""
@@ -435,15 +436,15 @@ def _family(metric: Metric, times: Histograms, values: Values) -> Family:
     return plain
 
 
-def _phase_seconds(phases: PhaseTimes) -> dict[str, float]:
-    return {
-        Phase.RETRIEVAL: phases.retrieval_ns * _NS,
-        Phase.ADMISSION: phases.admission_ns * _NS,
-        Phase.QUEUE: phases.queue_ns * _NS,
-        Phase.PREFILL: phases.prefill_ns * _NS,
-        Phase.DECODE: phases.decode_ns * _NS,
-        Phase.PREEMPTED: phases.preempted_ns * _NS,
-    }
+def _spent_ns(phases: PhaseTimes) -> tuple[tuple[str, int], ...]:
+    return (
+        ("retrieval", phases.retrieval_ns),
+        ("admission", phases.admission_ns),
+        ("queue", phases.queue_ns),
+        ("prefill", phases.prefill_ns),
+        ("decode", phases.decode_ns),
+        ("preempted", phases.preempted_ns),
+    )
 
 
 def _pool_gauges(pool: PoolView) -> dict[str, float]:

@@ -95,19 +95,21 @@ class Recent:
 
     def add(self, record: AnyRecord) -> None:
         """Take a record in."""
-        kind = type(record)
-        if kind is RequestArrived:
-            self._live[record.id] = [record]  # type: ignore[union-attr,list-item]
-        elif isinstance(record, RequestEnded | RequestRejected):
-            self._over(record)
-        elif isinstance(record, RequestDispatched | FirstToken | RequestDegraded | AttemptFailed):
-            known = self._live.get(record.id)
-            if known is not None and len(known) < _RECORDS_MAX:
-                known.append(record)
-        elif isinstance(record, RequestRefused):
-            self.refused.append(record)
-        elif isinstance(record, Deployment | ReplicaChanged):
-            self.changes.append(record)
+        match record:
+            case FirstToken() | RequestDispatched() | RequestDegraded() | AttemptFailed():
+                known = self._live.get(record.id)
+                if known is not None and len(known) < _RECORDS_MAX:
+                    known.append(record)
+            case RequestArrived():
+                self._live[record.id] = [record]
+            case RequestEnded() | RequestRejected():
+                self._over(record)
+            case RequestRefused():
+                self.refused.append(record)
+            case Deployment() | ReplicaChanged():
+                self.changes.append(record)
+            case _:
+                pass
 
     def _over(self, record: RequestEnded | RequestRejected) -> None:
         known = self._live.pop(record.id, None)
