@@ -207,6 +207,12 @@ def test_a_remote_model_gets_the_bytes_as_they_came(serve_app, gateway):
     assert answer.headers["x-sluice-route-way"] == "complex"
 
 
+def test_a_route_that_goes_while_its_request_is_read_is_not_found(server, gateway, route):
+    route.judge = lambda _: (gateway.routes.clear(), Why.FAILED)
+    answer = post(server, CHAT, {"model": "auto", "messages": said("Hi")})
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+
+
 def test_a_shadow_is_told(server, route):
     route.would = Way.COMPLEX
     answer = post(server, CHAT, {"model": "auto", "messages": said("Hi")})

@@ -10,6 +10,7 @@ from sluice.server.exchange import AsgiApp
 EXPOSED_HEADERS = (
     "x-request-id", "x-sluice-model", "x-sluice-degraded", "x-sluice-reason", "retry-after",
     "retry-after-ms", "x-should-retry",
+    *(f"x-sluice-route{part}" for part in ("", "-way", "-reason", "-score", "-threshold")),
     *(
         f"x-ratelimit-{part}-{what}"
         for what in ("requests", "tokens")

@@ -86,7 +86,9 @@ async def serve_call(
     glance = partial(_glance, exchange, surface, relaying) if relaying.always else None
     heard = await exchange.understood(read, glance)
     if isinstance(heard, Asked):
-        route = gateway.routes[heard.question.route]
+        route = gateway.routes.get(heard.question.route)
+        if route is None:  # the settings were read again meanwhile
+            raise ModelNotFound(f"The model '{exchange.model}' is gone.", param="model")
         choice = route.choose(heard.question, exchange.call_id, heard.text)
         stamp = replace(stamp, routed=choice)
         exchange.standing = partial(_standing, exchange.standing, choice)
