@@ -30,6 +30,8 @@ SHOWN_COMMANDS = {
     "pip install -e '.[dev]' && ./check": ".ci/run",
     "curl http://127.0.0.1:8000/v1/chat/completions": "tests/e2e/test_readme.py",
     "export ACME_KEYS=": "tests/e2e/test_overload_page.py",
+    "sluice deploy ray ": "tests/cluster/placement/test_ray_cluster.py",
+    "sluice deploy ": "tests/cli/test_deploy.py",
     "sluice simulate ": "tests/cli/test_simulating_page.py",
     "sluice replay ": "tests/cli/test_simulating_page.py",
     "sluice route ": "tests/cli/test_routing_page.py",

@@ -289,6 +289,8 @@ def test_core_imports_itself_and_pure_standard_modules_only(modules):
 # Who may import which library, so that its types and its quirks stay in one place.
 IMPORTERS = {
     "click": ("cli/",),
+    "google": ("cluster/placement/keda.py",),
+    "grpc": ("cluster/placement/keda.py",),
     "httptools": (
         "executors/http_connection.py",
         "loadtest/connection.py",
@@ -324,17 +326,22 @@ IMPORTERS = {
     "prometheus_client": ("loadtest/signals.py", "telemetry/metrics.py"),
     "pyarrow": ("loadtest/rows.py",),
     "qdrant_client": ("retrieval/qdrant.py",),
+    "ray": ("cluster/placement/ray_cluster.py",),
     "rich": ("cli/",),
     "starlette": ("server/",),
     "tokenizers": ("runtime/tokenizing.py",),
     "uvicorn": ("server/",),
     "uvloop": ("loadtest/crew.py", "server/"),
+    "yaml": ("cli/deploy.py",),
     "zstandard": ("telemetry/segments.py",),
 }
 # Dependencies that another one loads.
 LOADED_BY = {"openvino_tokenizers": "openvino_genai"}
 # What packages are imported as that have another name.
 IMPORTED_AS = {
+    "grpcio": "grpc",
+    "protobuf": "google",
+    "pyyaml": "yaml",
     "opentelemetry_sdk": "opentelemetry",
     "opentelemetry_exporter_otlp_proto_grpc": "opentelemetry",
     "opentelemetry_exporter_otlp_proto_http": "opentelemetry",

@@ -173,8 +173,8 @@ def test_d15_unknown_sections_are_refused(problems):
     assert problems("[sever]\nlisten = 'x'") == [
         "sluice.toml:1: sever: unknown setting; nearest: server"
     ]
-    accepted = "server, models, routes, slo, tenants, pipelines, documents, journal, metrics"
-    accepted += ", tracing, catalogue"
+    accepted = "server, models, routes, slo, tenants, pipelines, documents, placement, journal"
+    accepted += ", metrics, tracing, catalogue"
     assert problems("[zzz]\na = 1") == [
         f"sluice.toml:1: zzz: unknown setting; accepted: {accepted}"
     ]

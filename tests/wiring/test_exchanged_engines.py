@@ -209,7 +209,9 @@ def test_whatever_a_replica_is_made_of_makes_another_one_when_it_changes():
     remote.remote_launches(["m-0"], section, model)["m-0"]("m-0", cast(RemoteListener, None))
     assert section.read - {"urls"} <= set(remote._TERMS)
     live = {key.field for key in keys_of(ModelSection).values() if is_live("models", key.name)}
-    assert section.read - live == {"engine", "silence_s_max", "context_tokens_max", "key"}
+    assert section.read - live == {
+        "engine", "start", "silence_s_max", "context_tokens_max", "key"
+    }  # fmt: skip
     assert is_live("models", "key")
 
 

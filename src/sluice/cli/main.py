@@ -28,6 +28,7 @@ COMMANDS = {
     "doctor": ("sluice.cli.doctor", "Why p99 moved: causes with evidence, from the journal."),
     "docs": ("sluice.cli.docs", "The documents that pipelines retrieve from."),
     "top": ("sluice.cli.top", "A running server in the terminal, live."),
+    "deploy": ("sluice.cli.deploy", "Serve on a Ray cluster, or render Kubernetes manifests."),
     "trace": ("sluice.cli.trace", "One request's life, phase by phase."),
 }
 

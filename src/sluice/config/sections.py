@@ -157,6 +157,24 @@ class ReplicaRange:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaNeeds:
+    """What one replica takes of the machine that it runs on."""
+
+    cpus: Annotated[float, Range(low=0)] | None = None
+    """Processors that one replica is promised. A machine or a node is given no more replicas than
+    it has processors for. Unset: on this machine replicas share all processors and none is counted;
+    on a Ray cluster each counts one."""
+
+    gpus: Annotated[float, Range(low=0)] = 0.0
+    """GPUs that one replica is promised. Of a remote model, what ``sluice deploy k8s`` asks for in
+    the pods of its engines."""
+
+    memory_bytes: Bytes | None = None
+    """Memory that one replica takes once its model is loaded; where less is free it is not started.
+    Unset: the size of its weights and of ``kv_bytes``."""
+
+
+@dataclass(frozen=True, slots=True)
 class UpstreamUrl:
     """One engine of a remote model. Its address alone may be written for the whole table."""
 
@@ -192,7 +210,14 @@ class ModelSection:
     urls: tuple[UpstreamUrl, ...] = ()
     """Where the engines of a remote model are, for example ``["http://gpu-1:8000",
     { url = "http://gpu-2:8000", weight = 2 }]``; each is one replica. What stands before ``/v1``
-    belongs to the address."""
+    belongs to the address. ``dns+http://NAME:8000`` is one replica for each address that the name
+    has, looked up every five seconds."""
+
+    start: tuple[str, ...] = ()
+    """Command that starts an engine, in place of ``urls``, for example ``["vllm", "serve",
+    "meta-llama/Llama-3.1-8B-Instruct", "--port", "{port}"]``. It is run for each of
+    ``replicas.min``, where ``[placement]`` says and where ``needs`` fit, with a free port for
+    ``{port}``; it is started again when it ends, and ended with the server."""
 
     key_env: str | None = None
     """Name of the environment variable with the key that remote engines ask for. It is sent to
@@ -260,6 +285,10 @@ class ModelSection:
 
     replicas: ReplicaRange = field(default_factory=ReplicaRange)
     """Number of replicas, for example ``{ min = 2 }``."""
+
+    needs: ReplicaNeeds = field(default_factory=ReplicaNeeds)
+    """What one replica takes of its machine, for example ``{ cpus = 4, memory_bytes = "8GiB" }``.
+    What does not fit is not started, and the server says why."""
 
     policy: Literal["slo", "fcfs", "static"] = "slo"
     """Order of work. ``slo`` keeps every running sequence inside its target and orders prompts by
@@ -440,6 +469,33 @@ class TenantSection:
     weight: Annotated[float, Range(low=0.01, high=1000)] = 1.0
     """Its share against the other tenants that are active: under load a tenant of weight 2 gets
     twice the tokens of one of weight 1. It costs nothing while there is room for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementSection:
+    """Where replicas run."""
+
+    kind: Literal["local", "ray"] = "local"
+    """``local``: as processes of this machine. ``ray``: as actors on the machines of a Ray cluster,
+    which needs the extra ``sluice[ray]``, the same sluice on all of them, and the folder of models
+    (``catalogue.cache_dir``) on a file system that they share. Remote models stay where they
+    are."""
+
+    ray_address: str = "auto"
+    """The Ray cluster: ``auto`` for the one that this machine belongs to, or ``HOST:PORT`` of its
+    head."""
+
+    name: str = "sluice"
+    """Name of this deployment on the cluster. Gateways with different names do not touch each
+    other's replicas; one that starts again finds the replicas of its name and takes them over."""
+
+    wait_s_max: Seconds = 60.0
+    """Longest wait for a place on the cluster. Keep it above the time in which the cluster adds a
+    machine, where it does that by itself."""
+
+    keep_s: Seconds = 60.0
+    """How long replicas on the cluster stay when their gateway is gone, loaded, so that one which
+    starts again finds them. Then they end."""
 
 
 @dataclass(frozen=True, slots=True)

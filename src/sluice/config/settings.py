@@ -22,6 +22,7 @@ from sluice.config.sections import (
     JournalSection,
     MetricsSection,
     ModelSection,
+    PlacementSection,
     ServerSection,
     SloSection,
     TenantSection,
@@ -62,6 +63,9 @@ class Settings:
 
     documents: DocumentsSection = field(default_factory=DocumentsSection)
     """What the embedded retriever searches."""
+
+    placement: PlacementSection = field(default_factory=PlacementSection)
+    """Where replicas run."""
 
     journal: JournalSection = field(default_factory=JournalSection)
     """The record that traces and replay read."""

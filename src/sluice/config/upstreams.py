@@ -12,14 +12,15 @@ from sluice.config.sections import ModelSection
 
 # Settings that say something of engines elsewhere, and those of models that run here.
 _REMOTE_ONLY = (
-    "key_env", "key_file", "upstream_model", "in_flight_max", "engine_priorities", "connect_s_max",
-    "first_token_s_max", "whole_s_max", "probe_s", "retries",
+    "start", "key_env", "key_file", "upstream_model", "in_flight_max", "engine_priorities",
+    "connect_s_max", "first_token_s_max", "whole_s_max", "probe_s", "retries",
 )  # fmt: skip
 _HERE_ONLY = (
     "numerics", "kv_bytes", "sequences_max", "threads", "replicas", "policy", "static_batch",
     "prefix_cache", "prefill_chunk_tokens_max", "step_s_max", "prefill_share", "kv_headroom",
     "load_s_max",
 )  # fmt: skip
+_STARTED = ("replicas", "load_s_max")
 _DEFAULTS = {one.name: one.default for one in fields(ModelSection)}
 
 
@@ -35,7 +36,7 @@ class UpstreamAddress(NamedTuple):
 def upstream_address(url: str) -> UpstreamAddress:
     """An address taken apart. Raises ``ValueError`` saying what is wrong with it."""
     parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    if parts.scheme not in {"http", "https", "dns+http"} or not parts.hostname:
         raise ValueError("must be an address such as http://gpu-1:8000 or https://api.example.com")
     if parts.username is not None or parts.password is not None:
         raise ValueError("must not hold a password; name the key's variable in key_env")
@@ -63,13 +64,10 @@ def contradictions(name: str, model: ModelSection) -> Iterator[tuple[str, str]]:
         return
     if model.source != name:
         yield "source", f'is for models that run here, and engine is "{model.engine}"; leave it out'
-    if not model.urls:
-        yield (
-            "urls",
-            f'is missing: where does {model.engine} listen, for example ["http://gpu-1:8000"]',
-        )
+    yield from _whereabouts(model)
     for setting in _HERE_ONLY:
-        if getattr(model, setting) != _default(setting):
+        started = bool(model.start) and setting in _STARTED
+        if not started and getattr(model, setting) != _default(setting):
             yield _key(setting), f'is for models that run here, and engine is "{model.engine}"'
     seen = set[UpstreamAddress]()
     for one in model.urls:
@@ -81,6 +79,19 @@ def contradictions(name: str, model: ModelSection) -> Iterator[tuple[str, str]]:
         if address in seen:
             yield "urls", f'"{one.url}" stands twice; give it a larger weight instead'
         seen.add(address)
+
+
+def _whereabouts(model: ModelSection) -> Iterator[tuple[str, str]]:
+    """What does not say where engines listen, or who starts them."""
+    if not model.start and not model.urls:
+        yield (
+            "urls",
+            f'is missing: where does {model.engine} listen, for example ["http://gpu-1:8000"]',
+        )
+    if model.start and model.urls:
+        yield "urls", "is for engines that others start; leave urls or start out"
+    if model.start and not any("{port}" in word for word in model.start):
+        yield "start", "must say {port} where the command takes the port to listen at"
 
 
 def _default(setting: str) -> object:

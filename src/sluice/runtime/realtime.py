@@ -93,6 +93,12 @@ class ReplicaDriver:
             while self._unrecorded:  # nobody waits for the record
                 self._record(*self._unrecorded.pop(0))
 
+    def abandon(self) -> None:
+        """Let the executor hold nothing of what is unfinished: nobody will hear of it."""
+        for request_id, choices in self._choices.items():
+            for choice in range(choices):
+                self._executor.end_sequence(SequenceId(request_id, choice))
+
     def _wait_s(self) -> float:
         if self._plan is not None:
             return 0.0

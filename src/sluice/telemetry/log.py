@@ -84,7 +84,12 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    """What was passed with it; libraries add attributes of their own with an underscore."""
+    return {
+        key: value
+        for key, value in vars(record).items()
+        if key not in _STANDARD and not key.startswith("_")
+    }
 
 
 def _traceback(record: logging.LogRecord) -> list[str]:

@@ -196,6 +196,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("sluice_requests_running", _MODEL, "Sequences that replicas compute."),
     _gauge("sluice_requests_waiting", _MODEL, "Sequences that wait, in the fleet or a replica."),
     _gauge("sluice_queue_places", _MODEL, "Places in use, running and waiting."),
+    _gauge("sluice_desired_replicas", _MODEL, "Replicas that are to serve or to be on their way."),
     _gauge("sluice_queue_places_max", _MODEL, "Places beyond which requests are refused."),
     _gauge("sluice_waiting_tokens", _MODEL, "Prompt tokens of requests that wait in the fleet."),
     _gauge("sluice_waiting_bytes", _MODEL, "Bodies of requests that wait in the fleet."),

@@ -4,9 +4,9 @@ Models are fetched and prepared here, before any process is started; both report
 caller, which decides how to show it.
 """
 
+import math
 import os
 import random
-import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,12 +19,10 @@ from sluice.cluster.fleet_driver import FleetDriver
 from sluice.cluster.gateway import LocalGateway
 from sluice.cluster.members import Launch
 from sluice.cluster.observer import Observer
-from sluice.cluster.placement.local import LocalPlacement, Machine
-from sluice.cluster.placement.placed import Needs
 from sluice.cluster.placement.replica import Patience, PlacedReplica, ReplicaListener
 from sluice.cluster.remote_model import RemoteModel
 from sluice.cluster.served import ServedModel
-from sluice.config.sections import CatalogueSection, JournalSection, ModelSection, TenantSection
+from sluice.config.sections import CatalogueSection, ModelSection, TenantSection
 from sluice.config.settings import Settings
 from sluice.core.events import Reconfigured
 from sluice.core.fleet import Fleet
@@ -47,6 +45,7 @@ from sluice.wiring.defaults import models_of
 from sluice.wiring.deployment import PreparedModel, deployment
 from sluice.wiring.in_force import reloaded, started
 from sluice.wiring.journal import open_journal
+from sluice.wiring.placing import Placing, needs_of, placing
 from sluice.wiring.remote import (
     RemoteIds,
     relaying,
@@ -95,6 +94,8 @@ def make_gateway(
     ``models`` are those that run here. ``ids`` name the replicas of remote models, and are the same
     for ``reconfigure``.
     """
+    ids.addresses.look(settings)
+    settings = ids.addresses.resolved(settings)
     sections = models_of(settings)
     here = {model.name: model for model in models}
     processes = {
@@ -104,12 +105,13 @@ def make_gateway(
     }
     trial = GrammarTrial()
     served: dict[str, AnyModel] = {}
-    launches: dict[str, Launch] = dict.fromkeys(processes, _launch(processes, settings.journal))
+    places = placing(settings.placement)
+    launches: dict[str, Launch] = dict.fromkeys(processes, _launch(processes, settings, places))
     model_of = {replica_id: model.name for replica_id, model in processes.items()}
     for name, section in sections.items():
         if section.is_remote:
             remote = remote_model(name, section, settings)
-            engines = remote_launches(ids.of(name, section), section, remote)
+            engines = remote_launches(ids.of(name, section), section, remote, places)
             served[name] = remote
             launches |= engines
             model_of |= dict.fromkeys(engines, name)
@@ -180,26 +182,26 @@ def _targets_by_metric(settings: Settings) -> dict[str, list[float]]:
     return found
 
 
-def _launch(replicas: Mapping[str, PreparedModel], journal: JournalSection) -> Launch:
-    """What makes the process of a replica by its id."""
-    threads = _threads_each(len(replicas))
-    placement = LocalPlacement(Machine.this())
+def _launch(replicas: Mapping[str, PreparedModel], settings: Settings, places: Placing) -> Launch:
+    """What makes a replica by its id, in the place that it has."""
+    shared = _threads_each(len(replicas)) if settings.placement.kind == "local" else None
 
     def launch(replica_id: str, listener: ReplicaListener) -> PlacedReplica:
         model = replicas[replica_id]
+        section = model.section
+        needs = needs_of(section, model.path)
+        threads = section.threads or (math.ceil(needs.cpus) if needs.cpus else shared)
         boot = ReplicaBoot(
             replica_id=replica_id,
             model=model.name,
             folder=model.path,
-            threads=model.section.threads or threads,
-            section=model.section,
-            journal=journal,
+            threads=threads,
+            section=section,
+            journal=settings.journal,
         )
-        command = (sys.executable, "-m", _PROGRAMS[model.is_simulated], boot.to_json())
-        patience = Patience(model.section.load_s_max, model.section.silence_s_max)
-        return PlacedReplica(
-            replica_id, partial(placement.place, command, Needs()), listener, patience
-        )
+        patience = Patience(section.load_s_max, section.silence_s_max)
+        there = places.replica(boot, _PROGRAMS[model.is_simulated], needs)
+        return PlacedReplica(replica_id, there, listener, patience)
 
     return launch
 
@@ -280,6 +282,7 @@ def reconfigure(
     ``routes`` are those of the settings, loaded; ``ids`` are those that the gateway was made with.
     ``told`` are words for the journal, which gets what is different from before.
     """
+    settings = ids.addresses.resolved(settings)
     sections = models_of(settings)
     model_of = {one.id: one.model for pool in gateway.pools() for one in pool.replicas}
     launches: dict[str, Launch] = {}

@@ -31,6 +31,7 @@ from sluice.server.ports import OperatorEvent, Reloaded, Setting
 from sluice.server.stamp import Sources
 from sluice.server.transport import Transport
 from sluice.telemetry.records import Deployment
+from sluice.wiring.addresses import LOOK_S
 from sluice.wiring.defaults import models_of
 from sluice.wiring.gateway import reconfigure
 from sluice.wiring.pipelines import pipeline_gateway
@@ -94,6 +95,19 @@ class RunningServer:
                 for problem in error.problems:
                     _log.error("settings were not changed: %s", problem)
                 raise
+
+    async def follow_addresses(self) -> None:
+        """Let engines come and go with the addresses of the names that settings give for them."""
+        addresses = self._remote_ids.addresses
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if not await asyncio.to_thread(addresses.look, self._loaded.settings):
+                continue
+            async with self._one_at_a_time:
+                settings = self._loaded.settings
+                told = {"addresses": "names of engines have other addresses"}
+                routes = load_routes(settings)
+                reconfigure(self.gateway, settings, routes, self._remote_ids, told)
 
     def drain_replica(self, replica_id: str, *, on: bool) -> None:
         """Give a replica nothing more, or use it again."""

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from pathlib import Path
+from contextlib import nullcontext
 
 from sluice.cluster.channel import ChannelClosed, ReplicaChannel
 from sluice.config.sections import SEQUENCES_MAX_DEFAULT
@@ -18,15 +18,13 @@ from sluice.executors.base import StepError, StepExecutor
 from sluice.executors.openvino import OpenVinoExecutor
 from sluice.executors.openvino_settings import EngineSettings
 from sluice.runtime.calibration import calibrate
-from sluice.runtime.clock import monotonic_ns
-from sluice.runtime.messages import LoadFailed
 from sluice.runtime.model_folder import ModelFolder, read_model_folder
 from sluice.runtime.outputs import TextOutputs
 from sluice.runtime.prepare import hold
 from sluice.runtime.tokenizing import Tokenizer
 from sluice.telemetry import log
 from sluice.wiring.boot import ReplicaBoot
-from sluice.wiring.replica_life import Loaded, live
+from sluice.wiring.replica_life import Loaded, ReplicaLife
 
 _log = logging.getLogger("sluice.wiring.replica")  # as a program its name is __main__
 
@@ -34,36 +32,41 @@ _log = logging.getLogger("sluice.wiring.replica")  # as a program its name is __
 def main() -> None:
     """Run the process that ``sys.argv`` describes."""
     boot = ReplicaBoot.from_json(sys.argv[1])
-    folder = boot.folder
-    if folder is None:
-        raise ValueError(f"{boot.model} is simulated: its program is simulated_replica")
     channel = ReplicaChannel(socket.socket(fileno=int(sys.argv[2])))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway decides when to stop
     log.set_up(boot.replica_id)
+    replica = life_of(sys.argv[1])
     try:
-        with hold(folder):
-            run(boot, folder, channel)
+        replica.live(channel)
     except ChannelClosed as closed:
         _log.info("replica %s ends: %s", boot.replica_id, closed)
+    finally:
+        replica.close()
 
 
-def run(boot: ReplicaBoot, path: Path, channel: ReplicaChannel) -> None:
-    """Load the model at ``path`` and serve. Raises ``ChannelClosed`` when the gateway is gone."""
-    start_ns = monotonic_ns()
+def life_of(boot_text: str) -> ReplicaLife:
+    """The life of the replica that the boot describes, before its model is loaded."""
+    boot = ReplicaBoot.from_json(boot_text)
+    folder = boot.folder
+    return ReplicaLife(boot, load, nullcontext() if folder is None else hold(folder))
+
+
+def load(boot: ReplicaBoot) -> Loaded:
+    """The model in the boot's folder. Raises ``ModelLoadError``."""
+    if boot.folder is None or not boot.folder.is_dir():
+        raise ModelLoadError(
+            f"{boot.model} is not on this machine: there is no folder {boot.folder}; keep "
+            "catalogue.cache_dir on a file system that all machines share"
+        )
+    folder = read_model_folder(boot.folder)
+    executor = make_executor(boot, folder)
+    cost = LinearCostModel(Coefficients())
     try:
-        folder = read_model_folder(path)
-        executor = make_executor(boot, folder)
         limits = executor.load()
-        cost = LinearCostModel(Coefficients())
         calibrate(executor, limits, cost)
-    except ModelLoadError as error:
-        channel.send([LoadFailed(str(error))])
-        return
     except StepError as error:
-        channel.send([LoadFailed(f"{boot.model} is loaded and cannot be computed: {error}")])
-        return
-    outputs = TextOutputs(Tokenizer.load(folder))
-    live(boot, channel, Loaded(executor, limits, cost, outputs, start_ns))
+        raise ModelLoadError(f"{boot.model} is loaded and cannot be computed: {error}") from error
+    return Loaded(executor, limits, cost, TextOutputs(Tokenizer.load(folder)))
 
 
 def make_executor(boot: ReplicaBoot, folder: ModelFolder) -> StepExecutor:

@@ -1,27 +1,29 @@
-"""The life of a replica process after its executor is loaded, whatever computes its steps.
+"""The life of a replica, whatever computes its steps: load, say so, serve until it is told to end.
 
-Called by the programs ``replica`` and ``simulated_replica``. Imports no engine: a process that
-simulates is not to pay for one.
+Made by the programs ``replica`` and ``simulated_replica``, for a process of one channel or for an
+actor that outlives its gateway. Imports no engine: who simulates is not to pay for one.
 """
 
 import gc
 import secrets
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from sluice.cluster.channel import ReplicaChannel
 from sluice.config.sections import CHUNK_TOKENS_MAX_DEFAULT, ModelSection
 from sluice.core.costmodel import LinearCostModel
+from sluice.core.errors import ModelLoadError
 from sluice.core.events import ReplicaLimits
 from sluice.core.replica import Replica
 from sluice.core.roster import BatchingLimits, BatchingPolicy
 from sluice.executors.base import StepExecutor
 from sluice.runtime.clock import monotonic_ns
-from sluice.runtime.messages import Ready
+from sluice.runtime.messages import LoadFailed, Ready
 from sluice.runtime.realtime import ReplicaDriver
 from sluice.runtime.recorder import Recorder
 from sluice.runtime.sequence_texts import Outputs
-from sluice.runtime.surroundings import Record, record_nothing
+from sluice.runtime.surroundings import Channel, Record, record_nothing
 from sluice.wiring.boot import ReplicaBoot
 from sluice.wiring.journal import open_journal
 
@@ -36,40 +38,78 @@ class WarmableOutputs(Outputs, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a replica runs on: a loaded executor, what it holds, and what is known of its speed.
-
-    ``start_ns`` is when the process began to load it.
-    """
+    """What a replica runs on: a loaded executor, what it holds, and what is known of its speed."""
 
     executor: StepExecutor
     limits: ReplicaLimits
     cost: LinearCostModel
     outputs: WarmableOutputs
-    start_ns: int
 
 
-def live(boot: ReplicaBoot, channel: ReplicaChannel, loaded: Loaded) -> None:
-    """Say that it is ready and serve until drained; raises ``ChannelClosed`` without a gateway."""
-    cost, outputs = loaded.cost, loaded.outputs
-    replica = Replica(batching_limits(boot.section, loaded.limits), cost)
-    journal = open_journal(boot.journal, f"replica-{boot.replica_id}")
-    record: Record = record_nothing
-    if journal is not None:
-        recorder = Recorder(journal, boot.replica_id, secrets.token_bytes(32))
-        recorder.start(replica.limits, cost.state(), monotonic_ns())
-        record = recorder.record
-    driver = ReplicaDriver(replica, loaded.executor, outputs, channel, monotonic_ns, record)
-    # What is loaded stays: without it the collector would walk the vocabulary again and again.
-    gc.collect()
-    gc.freeze()
-    channel.send([Ready(loaded.limits, monotonic_ns() - loaded.start_ns)])
-    outputs.warm_up()
-    try:
-        driver.run()
-    finally:
+class ReplicaLife:
+    """One loaded model over all the gateways that it serves, one after another.
+
+    ``load`` raises ``ModelLoadError``; ``holding`` is held from before it until ``close``.
+    """
+
+    def __init__(
+        self,
+        boot: ReplicaBoot,
+        load: Callable[[ReplicaBoot], Loaded],
+        holding: AbstractContextManager[None] | None = None,
+    ) -> None:
+        self._boot = boot
+        self._load = load
+        self._loaded: Loaded | None = None
+        self._held = ExitStack()
+        self._holding = holding or nullcontext()
+
+    def live(self, channel: Channel, clock: Callable[[], int] = monotonic_ns) -> None:
+        """Load what is not loaded, say that it is ready and serve until drained.
+
+        ``clock`` is the gateway's, whose times requests carry. Raises what the channel raises
+        where the gateway is gone; what it had asked for is forgotten then.
+        """
+        begun_ns = monotonic_ns()
+        if self._loaded is None:
+            self._held.enter_context(self._holding)
+            try:
+                self._loaded = self._load(self._boot)
+            except ModelLoadError as error:
+                channel.send([LoadFailed(str(error))])
+                return
+            # What is loaded stays: without it the collector would walk the vocabulary again and
+            # again.
+            gc.collect()
+            gc.freeze()
+        self._serve(channel, clock, self._loaded, monotonic_ns() - begun_ns)
+
+    def _serve(
+        self, channel: Channel, clock: Callable[[], int], loaded: Loaded, load_ns: int
+    ) -> None:
+        boot = self._boot
+        replica = Replica(batching_limits(boot.section, loaded.limits), loaded.cost)
+        journal = open_journal(boot.journal, f"replica-{boot.replica_id}", clock)
+        record: Record = record_nothing
         if journal is not None:
-            journal.close()
-        loaded.executor.close()
+            recorder = Recorder(journal, boot.replica_id, secrets.token_bytes(32))
+            recorder.start(replica.limits, loaded.cost.state(), clock())
+            record = recorder.record
+        driver = ReplicaDriver(replica, loaded.executor, loaded.outputs, channel, clock, record)
+        try:
+            channel.send([Ready(loaded.limits, load_ns)])
+            loaded.outputs.warm_up()
+            driver.run()
+        finally:
+            driver.abandon()
+            if journal is not None:
+                journal.close()
+
+    def close(self) -> None:
+        """Release the model."""
+        if self._loaded is not None:
+            self._loaded.executor.close()
+        self._held.close()
 
 
 def batching_limits(section: ModelSection, limits: ReplicaLimits) -> BatchingLimits:

@@ -43,6 +43,7 @@ async def run_server(
     serving = asyncio.create_task(serve(running.app, running.transport, listener, close_listener))
     sampling = asyncio.create_task(_sample_always(running.overview))
     exporting = asyncio.create_task(running.tracing.run())
+    following = asyncio.create_task(running.follow_addresses())
     stopping = asyncio.create_task(stop.soon.wait())
     ending = asyncio.create_task(stop.now.wait())
     try:
@@ -63,6 +64,7 @@ async def run_server(
             loading.cancel()
     finally:
         sampling.cancel()
+        following.cancel()
         stopping.cancel()
         ending.cancel()
         await gateway.close()

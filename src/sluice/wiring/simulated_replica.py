@@ -14,16 +14,14 @@ import msgspec
 
 from sluice.cluster.channel import ChannelClosed, ReplicaChannel
 from sluice.core.costmodel import Coefficients, LinearCostModel
-from sluice.core.errors import ModelLoadError
 from sluice.executors.paced import PacedExecutor
 from sluice.planner.steady import CHUNK_TOKENS_MAX
 from sluice.runtime.calibration import calibrate
 from sluice.runtime.clock import monotonic_ns, sleep_until
-from sluice.runtime.messages import LoadFailed
 from sluice.runtime.word_pieces import ANSWER_VOCABULARY, MadeUpOutputs
 from sluice.telemetry import log
 from sluice.wiring.boot import ReplicaBoot
-from sluice.wiring.replica_life import Loaded, live
+from sluice.wiring.replica_life import Loaded, ReplicaLife
 from sluice.wiring.simulated import simulated_model
 
 _log = logging.getLogger("sluice.wiring.simulated_replica")  # as a program its name is __main__
@@ -35,29 +33,32 @@ def main() -> None:
     channel = ReplicaChannel(socket.socket(fileno=int(sys.argv[2])))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway decides when to stop
     log.set_up(boot.replica_id)
+    replica = life_of(sys.argv[1])
     try:
-        run(boot, channel)
+        replica.live(channel)
     except ChannelClosed as closed:
         _log.info("replica %s ends: %s", boot.replica_id, closed)
+    finally:
+        replica.close()
 
 
-def run(boot: ReplicaBoot, channel: ReplicaChannel) -> None:
-    """Serve the model of the boot's section. Raises ``ChannelClosed`` when the gateway is gone."""
-    start_ns = monotonic_ns()
-    try:
-        model = simulated_model(boot.section)
-    except ModelLoadError as error:
-        channel.send([LoadFailed(str(error))])
-        return
+def life_of(boot_text: str) -> ReplicaLife:
+    """The life of the replica that the boot describes, before its model is loaded."""
+    boot = ReplicaBoot.from_json(boot_text)
+    chunk_tokens = boot.section.prefill_chunk_tokens_max or CHUNK_TOKENS_MAX
+    section = replace(boot.section, prefill_chunk_tokens_max=chunk_tokens)
+    return ReplicaLife(msgspec.structs.replace(boot, section=section), load)
+
+
+def load(boot: ReplicaBoot) -> Loaded:
+    """The model of the boot's section. Raises ``ModelLoadError``."""
+    model = simulated_model(boot.section)
     executor = PacedExecutor(
         model.limits, model.times, ANSWER_VOCABULARY, monotonic_ns, sleep_until
     )
     cost = LinearCostModel(Coefficients())
     calibrate(executor.unpaced, model.limits, cost)
-    chunk_tokens = boot.section.prefill_chunk_tokens_max or CHUNK_TOKENS_MAX
-    section = replace(boot.section, prefill_chunk_tokens_max=chunk_tokens)
-    boot = msgspec.structs.replace(boot, section=section)
-    live(boot, channel, Loaded(executor, executor.load(), cost, MadeUpOutputs(), start_ns))
+    return Loaded(executor, executor.load(), cost, MadeUpOutputs())
 
 
 if __name__ == "__main__":

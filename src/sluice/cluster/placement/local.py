@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice.cluster.channel import GatewayChannel, socket_pair
+from sluice.cluster.placement.engine import GRACE_S, free_port, guarded
 from sluice.cluster.placement.placed import Needs, NotPlaced
 from sluice.executors.openvino_memory import free_memory_bytes
 
@@ -44,7 +45,7 @@ class LocalPlacement:
         self._machine = machine
         self._children: list[_Child] = []
 
-    async def place(self, command: Sequence[str], needs: Needs) -> "_Child":
+    async def place(self, command: Sequence[str], needs: Needs) -> "_ReplicaChild":
         """Start ``command``, with the number of the channel's file descriptor appended.
 
         Raises ``NotPlaced`` where it does not fit or cannot be started.
@@ -67,7 +68,19 @@ class LocalPlacement:
             raise
         finally:
             theirs.close()
-        child = _Child(process, await GatewayChannel.over(ours), needs, self._children)
+        channel = await GatewayChannel.over(ours)
+        child = _ReplicaChild(process, needs, self._children, channel)
+        self._children.append(child)
+        return child
+
+    async def place_engine(self, command: Sequence[str], needs: Needs) -> "_EngineChild":
+        """Start an engine's ``command`` at a free port. Raises ``NotPlaced``, as ``place`` does."""
+        self._check(needs)
+        port = free_port()
+        process = await asyncio.create_subprocess_exec(
+            *guarded(command, port), stdin=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        child = _EngineChild(process, needs, self._children, ("127.0.0.1", port))
         self._children.append(child)
         return child
 
@@ -105,7 +118,6 @@ class _Child:
     """A running child; it takes its place among ``others`` until it has ended."""
 
     process: asyncio.subprocess.Process
-    channel: GatewayChannel
     needs: Needs
     others: list["_Child"] = field(repr=False)
 
@@ -135,6 +147,31 @@ class _Child:
         if self in self.others:
             self.others.remove(self)
         return _exit_words(status)
+
+
+@dataclass(eq=False, slots=True)
+class _ReplicaChild(_Child):
+    channel: GatewayChannel
+
+
+@dataclass(eq=False, slots=True)
+class _EngineChild(_Child):
+    """An engine behind its guard, which is told to end by closing its standard input."""
+
+    address: tuple[str, int]
+
+    def ending(self) -> str | None:
+        """How it has ended, ``None`` while it runs."""
+        status = self.process.returncode
+        return None if status is None else _exit_words(status)
+
+    async def leave(self, wait_s: float) -> str:
+        """Wait until it has ended, ending it after ``wait_s``, and say how."""
+        if self.process.stdin is not None and self.process.returncode is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.process.wait(), wait_s)
+            self.process.stdin.close()
+        return await _Child.leave(self, GRACE_S + 2.0)
 
 
 def _exit_words(status: int) -> str:

@@ -1,0 +1,77 @@
+"""A name with many addresses is as many replicas, and an outage of look-ups changes nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from sluice.config.sections import ModelSection, UpstreamUrl
+from sluice.config.settings import Settings, conflicts
+from sluice.wiring.addresses import Addresses
+
+MODEL = ModelSection(
+    source="large",
+    engine="vllm",
+    urls=(
+        UpstreamUrl("dns+http://large:8000/api", weight=2.0),
+        UpstreamUrl("http://gpu-1:8000"),
+    ),
+)
+SETTINGS = Settings(models={"large": MODEL})
+
+
+class Names:
+    """What a name resolves to now; ``None`` where the look-up fails."""
+
+    def __init__(self, *found: str) -> None:
+        self.found: tuple[str, ...] | None = found
+
+    def __call__(self, host: str, port: int) -> tuple[str, ...]:
+        assert (host, port) == ("large", 8000)
+        if self.found is None:
+            raise OSError("no name server answers")
+        return self.found
+
+
+def urls(addresses: Addresses) -> list[str]:
+    return [one.url for one in addresses.resolved(SETTINGS).models["large"].urls]
+
+
+def test_each_address_of_a_name_is_an_engine_with_its_path_and_weight():
+    addresses = Addresses(Names("10.0.0.1", "10.0.0.2", "fd00::1"))
+    assert addresses.look(SETTINGS)
+    *behind, plain = addresses.resolved(SETTINGS).models["large"].urls
+    assert [one.url for one in behind] == [
+        "http://10.0.0.1:8000/api", "http://10.0.0.2:8000/api", "http://[fd00::1]:8000/api",
+    ]  # fmt: skip
+    assert {one.weight for one in behind} == {2.0}
+    assert plain == MODEL.urls[1]
+
+
+def test_a_change_is_told_once():
+    names = Names("10.0.0.1")
+    addresses = Addresses(names)
+    assert [addresses.look(SETTINGS) for _ in range(2)] == [True, False]
+    names.found = ("10.0.0.2",)
+    assert addresses.look(SETTINGS)
+    assert urls(addresses)[0] == "http://10.0.0.2:8000/api"
+
+
+@pytest.mark.parametrize("outage", [None, ()])
+def test_a_look_up_that_fails_or_finds_nothing_changes_nothing(outage):
+    names = Names("10.0.0.1")
+    addresses = Addresses(names)
+    addresses.look(SETTINGS)
+    names.found = outage
+    assert not addresses.look(SETTINGS)
+    assert urls(addresses)[0] == "http://10.0.0.1:8000/api"
+
+
+def test_a_name_without_an_address_stands_for_one_engine_that_does_not_answer():
+    assert urls(Addresses(Names()))[0] == "http://large:8000/api"
+
+
+def test_settings_take_such_a_name_and_no_other_scheme():
+    assert list(conflicts(SETTINGS)) == []
+    wrong = replace(MODEL, urls=(UpstreamUrl("srv+http://large:8000"),))
+    (conflict,) = conflicts(Settings(models={"large": wrong}))
+    assert "must be an address" in conflict.message
