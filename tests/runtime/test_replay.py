@@ -64,7 +64,8 @@ def test_tokens_do_not_leave_the_process():
         seen.update(value.get("request", {}).get("prompt", ()))
         seen.update(token for _, token, _ in value.get("sampled", ()))
     assert len(seen) > 100
-    assert min(seen) > 5000  # any real token here is below; pseudonyms are spread over 32 bits
+    # Any real token here is below 5000; pseudonyms are spread over 24 bits.
+    assert sum(token < 5000 for token in seen) < len(seen) / 50
 
 
 def test_pseudonyms_keep_equality_of_prefixes_under_one_key_only():

@@ -38,6 +38,13 @@ _STYLES = {
     "preempted": "red",
 }
 
+_OUTCOMES = {
+    "met": "inside the targets of its class",
+    "missed": "missed a target of its class",
+    "refused": "refused",
+    "left": "its client left",
+}
+
 _STEPS_CAPTION = (
     "rows and prompt: tokens of other requests computed in the same steps; time: the median step; "
     "planned: its predicted time; free: KV blocks afterwards"
@@ -308,6 +315,8 @@ def _ended(life: Life) -> str:
         f"ended with {ending.reason} after {_time(ending.at_ns)}",
         f"{counts}, {ending.completion_tokens:,} generated",
     ]
+    if ending.outcome:
+        parts.append(_OUTCOMES[ending.outcome])
     if ending.tpot_ns is not None:
         parts.append(f"{_time(ending.tpot_ns)} per token")
     if ending.preemptions:

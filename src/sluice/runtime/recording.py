@@ -3,7 +3,7 @@
 ``ReplicaRecording`` turns events and effects into entries (msgpack payloads) for the journal, which
 is written by ``runtime/recorder.py`` and read back by ``runtime/replay.py``. Token ids leave this
 module as keyed pseudonyms only: ``p(i) = H(key, p(i-1), token(i))``, 64 bits in memory and the
-lower 32 in entries. Two sequences have equal pseudonyms exactly as far as they have equal tokens,
+lower 24 in entries. Two sequences have equal pseudonyms exactly as far as they have equal tokens,
 which is all that the prefix cache looks at; without the key, which is never stored, tokens cannot
 be recovered.
 """
@@ -36,7 +36,8 @@ from sluice.core.roster import BatchingLimits
 from sluice.core.step import Plan, Sampled
 
 PSEUDONYM_BYTES = 8
-ENTRY_MASK = 0xFFFFFFFF
+# A byte less than fits: pseudonyms do not compress, and they are most of a journal.
+ENTRY_MASK = 0xFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
