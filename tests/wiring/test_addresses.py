@@ -1,12 +1,17 @@
 """A name with many addresses is as many replicas, and an outage of look-ups changes nothing."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from sluice.config.sections import ModelSection, UpstreamUrl
 from sluice.config.settings import Settings, conflicts
+from sluice.testing.simulated_vllm import SimulatedVllm
+from sluice.testing.upstream import ScriptedUpstream
+from sluice.wiring import operations, remote
 from sluice.wiring.addresses import Addresses
+from tests.cluster import remote_rig
 
 MODEL = ModelSection(
     source="large",
@@ -75,3 +80,36 @@ def test_settings_take_such_a_name_and_no_other_scheme():
     wrong = replace(MODEL, urls=(UpstreamUrl("srv+http://large:8000"),))
     (conflict,) = conflicts(Settings(models={"large": wrong}))
     assert "must be an address" in conflict.message
+
+
+def test_engines_come_and_go_with_the_addresses_of_their_name(tmp_path, monkeypatch):
+    """A gateway over a name: what it resolves to are its replicas, and one of them answers."""
+    found = ["127.0.0.1"]
+    monkeypatch.setattr(remote, "Addresses", lambda: Addresses(lambda host, port: tuple(found)))
+    monkeypatch.setattr(operations, "LOOK_S", 0.01)
+
+    async def main() -> None:
+        async with ScriptedUpstream(SimulatedVllm().route) as upstream:
+            file = tmp_path / "sluice.toml"
+            made = remote_rig.Settings(deadline_s=5.0).toml([upstream])
+            file.write_text(made.replace("http://127.0.0.1:", "dns+http://engines:"))
+            async with remote_rig.running(file, [upstream]) as front:
+                following = asyncio.create_task(front.server.follow_addresses())
+                assert await ready_of(front, 1) == 1
+                found.append("127.0.0.2")
+                assert await ready_of(front, 2) == 1, "at the other address nothing listens"
+                found[:] = ["127.0.0.1"]
+                assert await ready_of(front, 1) == 1, "the one that stays was not exchanged"
+                following.cancel()
+
+    asyncio.run(main())
+
+
+async def ready_of(front: remote_rig.Front, count: int) -> int:
+    """How many replicas are ready once there are so many."""
+    async with asyncio.timeout(10):
+        while True:
+            states = [one.state for one in front.gateway.readiness().replicas]
+            if len(states) == count and "ready" in states:
+                return states.count("ready")
+            await asyncio.sleep(0.01)
