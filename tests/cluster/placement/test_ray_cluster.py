@@ -52,12 +52,12 @@ IDS = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SmallCluster]:
-    before = {one.pid for one in psutil.process_iter()}
     with small_cluster() as cluster:
         cluster.nodes = [cluster.add(), cluster.add()]
+        started = psutil.Process().children(recursive=True)
         yield cluster
-    left = {one for one in psutil.process_iter(["name"]) if one.pid not in before}
-    assert not [one for one in left if "ray" in one.name() and one.status() != "zombie"]
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
 def terms(cluster: SmallCluster, place_s: float = 20.0, keep_s: float = 30.0) -> RayTerms:
