@@ -1,9 +1,10 @@
 """Plays plans against scripted upstreams, on one event loop or through the command."""
 
 import asyncio
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -98,7 +99,7 @@ def answer(request: Received, tokens: int | None = None, **more: Any) -> Script:
     return stream(events_of(count, usage), **more)
 
 
-def events_of(count: int, usage: dict[str, int] | None = None) -> list[bytes]:
+def events_of(count: int, usage: Mapping[str, object] | None = None) -> list[bytes]:
     events = [delta({"role": "assistant", "content": ""})]
     events += [delta({"content": " word"}) for _ in range(count)]
     events.append(delta({}, "length"))
@@ -118,9 +119,11 @@ def unended(events: Sequence[bytes]) -> tuple[Act, ...]:
 
 
 @contextmanager
-def upstream_in_thread(route: Route) -> Iterator[ScriptedUpstream]:
+def upstream_in_thread(
+    route: Route, tls: ssl.SSLContext | None = None
+) -> Iterator[ScriptedUpstream]:
     """A scripted upstream for clients in other processes."""
-    upstream = ScriptedUpstream(route)
+    upstream = ScriptedUpstream(route, tls)
     loop = uvloop.new_event_loop()
     ready = threading.Event()
 

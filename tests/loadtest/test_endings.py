@@ -192,7 +192,7 @@ def test_d29_failures_are_apart_from_latencies_and_counted_by_class():
             return unended([delta({"content": "a"})])
         return (Hold(),)
 
-    plan = plan_of(asks_at([n / 350 for n in range(1010)]), patience_s=1.5)
+    plan = plan_of(asks_at([n / 600 for n in range(1010)]), patience_s=1.0)
     outcome = play(route, plan)
     found = trial_document(outcome, SLO, failures_max=0.05)
     assert found["failures"] == {
@@ -202,7 +202,7 @@ def test_d29_failures_are_apart_from_latencies_and_counted_by_class():
         "truncated": 5,
     }
     assert found["tokens"]["output"] == 35_000
-    assert found["e2e_s"]["p50"] == pytest.approx(0.1, abs=0.08)
+    assert 0.1 <= found["e2e_s"]["p50"] < 0.35
     assert found["e2e_s"]["p99"] < 1.0
     assert found["success_share"] == pytest.approx(700 / 1010)
     assert found["good_rps"] <= found["completed_rps"] < found["sent_rps"]

@@ -7,8 +7,10 @@ figures, reads its metrics.
 
 import contextlib
 import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection as pipes
 from multiprocessing import get_context
@@ -126,7 +128,7 @@ class LiveRunner:
         """See ``Runner``."""
         ahead_s = _AHEAD_S + len(plan.asks) / _ASKS_A_SECOND_AHEAD
         begin_ns = time.monotonic_ns() + round(ahead_s * NS)
-        with watched(self._metrics) as seen:
+        with watched(self._metrics) as seen, _terminable():
             for number, (_, pipe) in enumerate(self._members):
                 pipe.send(_share(plan, number, len(self._members), begin_ns))
             played, interrupted = self._follow(watch)
@@ -197,6 +199,19 @@ def joined(plan: TrialPlan, played: Sequence[Played], took_s: float) -> TrialOut
         began_unix_s=wall_s() - took_s,
         client=client,
     )
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """While a trial runs, SIGTERM is what Ctrl-C is: whoever ends a run gets what it has."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def void_of(outcome: TrialOutcome, played: Sequence[Played], rule: LagRule) -> Void | None:

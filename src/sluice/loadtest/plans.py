@@ -60,10 +60,11 @@ class Traffic:
 
     def open_loop(self, rate_rps: float, span: Span, seed: int) -> TrialPlan:
         """See ``Stimulus``. Raises ``BadWorkload``."""
-        most = rate_rps * span.arriving_s
+        rates_rps = [rate_rps, *(addition.rate_rps for addition in self.additions)]
+        most = sum(rates_rps) * span.arriving_s
         if most > ASKS_MAX:
             raise BadWorkload(
-                f"{rate_rps:g} requests/s for {span.arriving_s:g} s are {most:,.0f} requests, more "
+                f"{sum(rates_rps):g} requests/s for {span.arriving_s:g} s are {most:,.0f}, more "
                 f"than the {ASKS_MAX:,} that one trial may have; ask for less time"
             )
         streams = [_until(replace(self.workload, rate_rps=rate_rps).asks(seed), span.arriving_s)]
@@ -100,7 +101,8 @@ class Traffic:
         begin_ns = round((span.from_s + addition.from_s) * NS)
         apart = number * _TEXTS_APART
         workload = replace(addition.workload, rate_rps=addition.rate_rps)
-        for ask in _until(workload.asks(seed + number), addition.for_s):
+        length_s = min(addition.for_s, max(0.0, span.arriving_s - span.from_s - addition.from_s))
+        for ask in _until(workload.asks(seed + number), length_s):
             prompt = tuple(part._replace(text=part.text + apart) for part in ask.prompt)
             at_ns = ask.at_ns + begin_ns
             yield replace(ask, at_ns=at_ns, prompt=prompt, tenant=addition.tenant or ask.tenant)

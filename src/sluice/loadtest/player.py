@@ -349,7 +349,7 @@ class Player:
         """Requests that were due and could not be begun; nobody else is to blame for them."""
         if isinstance(self._share.plan.load, ClosedLoop) or self._stopped_s is not None:
             return
-        for number in range(self._next, len(self._times_ns)):
+        for number in range(self._next, bisect_right(self._times_ns, now_ns)):
             call = Call(self._share.asks[number], self._times_ns[number], b"", now_ns)
             call.end(now_ns, Ending.UNSENT, "the client was too late")
             self._over.append(call)
