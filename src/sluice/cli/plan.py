@@ -11,6 +11,7 @@ from sluice.cli.plan_page import write_page
 from sluice.cli.plan_question import answer, answer_slots, entries_of, missing
 from sluice.cli.plan_report import print_plan, print_slots
 from sluice.cli.plan_tables import listed, print_listed
+from sluice.cli.retrieval_options import retrieval_options
 from sluice.config.units import parse_duration_s
 from sluice.planner.estimate import BATCH_MAX
 from sluice.planner.memory import MEMORY_SHARE
@@ -154,12 +155,7 @@ def _print_list(context: click.Context, _parameter: click.Parameter, wanted: boo
 @click.option(
     "--e2e", type=_Duration(), help="Target from the question to the last token, of a mean output."
 )
-@click.option(
-    "--retrieval",
-    type=_Duration(),
-    default="0s",
-    help="Time before the prompt is known, at --percentile: part of TTFT and of --e2e.",
-)
+@retrieval_options
 @click.option(
     "--percentile",
     type=float,

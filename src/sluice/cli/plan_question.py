@@ -36,6 +36,8 @@ _RATE_ONLY = {
     "calibrate": "--calibrate",
     "simulate": "--simulate",
     "e2e": "--e2e",
+    "retrieval": "--retrieval",
+    "chunks": "--chunks",
     "page": "--html",
 }
 
@@ -60,7 +62,10 @@ def answer(asked: Mapping[str, Any]) -> Candidates:
     entries = entries_of(asked["tables"])
     gpus = [entries.accelerator(name) for name in _gpus(asked)]
     precisions: list[str | None] = [*_listed(asked["precisions"])] or [None]
-    lengths = Lengths(asked["prompt"], asked["output"], asked["cached"], asked["output_variation"])
+    prompt, retrieval_s = asked["prompt"] + asked["chunks"], 0.0
+    if asked["retrieval"] is not None:
+        retrieval_s = asked["retrieval"].quantile_s(asked["percentile"] / 100.0)
+    lengths = Lengths(prompt, asked["output"], asked["cached"], asked["output_variation"])
     shape = entries.model(asked["model"])
     points = [point for text in asked["calibrate"] for point in points_of(text, lengths)]
     question = Question(
@@ -69,7 +74,7 @@ def answer(asked: Mapping[str, Any]) -> Candidates:
         rate_rps=asked["rps"],
         load=Load(lengths, asked["batch"]),
         targets=Targets(
-            asked["ttft"], asked["tpot"], asked["percentile"], asked["e2e"], asked["retrieval"]
+            asked["ttft"], asked["tpot"], asked["percentile"], asked["e2e"], retrieval_s
         ),
         kv_format=asked["kv_format"],
         tensor=asked["tp"],

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from sluice.cli.options import BadInput, print_json, settings_options
+from sluice.cli.retrieval_options import retrieval_options
 from sluice.cli.simulate_report import document, print_outcome
 from sluice.cli.simulate_workload import WorkloadWanted, workload_options, workload_wanted
 from sluice.cli.telling import Told
@@ -22,6 +23,7 @@ from sluice.planner.simulation import WARM_UP, SimulatedFleet, Span, simulate
 from sluice.telemetry.journal_file import JournalFile
 from sluice.wiring.simulation import simulated_fleet
 from sluice.workload.asks import BadWorkload
+from sluice.workload.retrieval import RetrievalTime, Retrieving
 
 # Names in the settings of the model and the class that options make.
 MODEL, CLASS = "model", "targets"
@@ -51,6 +53,7 @@ Exit codes: 0 done, 2 bad input.
 
 @click.command(epilog=_EPILOG)
 @workload_options
+@retrieval_options
 @click.option("--model", help="A name that sluice plan --list shows, or a config.json.")
 @click.option("--gpu", help="A name that sluice plan --list shows.")
 @click.option("--tp", type=int, help="GPUs of each replica. Default: 1.")
@@ -93,7 +96,7 @@ def command(*, as_json: bool, **asked: Any) -> None:
     """
     began_s = time.monotonic()
     try:
-        wanted = workload_wanted(asked)
+        wanted = _with_retrieval(workload_wanted(asked), asked)
         settings = _settings(asked)
         fleet = _with_faults(_fleet(settings, wanted, asked), asked["faults"])
         span = _span(wanted, asked)
@@ -116,6 +119,16 @@ def command(*, as_json: bool, **asked: Any) -> None:
         print_json(found)
     else:
         print_outcome(found)
+
+
+def _with_retrieval(wanted: WorkloadWanted, asked: Mapping[str, Any]) -> WorkloadWanted:
+    """The same requests with retrieval before them."""
+    time_s, tokens = asked["retrieval"], asked["chunks"]
+    if time_s is None and not tokens:
+        return wanted
+    lengths = replace(wanted.lengths, prompt=wanted.lengths.prompt + tokens)
+    workload = Retrieving(wanted.workload, time_s or RetrievalTime(0.0, 0.0), tokens)
+    return replace(wanted, workload=workload, lengths=lengths)
 
 
 def _settings(asked: Mapping[str, Any]) -> Settings:

@@ -174,6 +174,7 @@ class RetrievalStage:
         began_ns = self._clock()
         within_ns = one.ends_ns - began_ns
         if within_ns < max(_LEAST_NS, self._rerank_ns):
+            self._rerank_ns *= _KEPT  # so that it is tried again
             return self._skip_rerank(one, asked, "no time is left to rerank")
         try:
             async with asyncio.timeout(within_ns / 1e9):

@@ -26,6 +26,7 @@ class EmbeddedRetriever:
         self._folder, self._collection = folder, collection
         self._threads = ThreadPoolExecutor(_THREADS, "retrieval")
         self._own = threading.local()
+        self._open = set[DocumentStore]()
 
     async def find(self, question: str, passages_max: int, within_s: float) -> Sequence[Passage]:
         """The best passages, best first. Raises ``RetrievalFailed``."""
@@ -62,14 +63,18 @@ class EmbeddedRetriever:
             self._forget()
             self._own.store = DocumentStore.open(self._folder, self._collection)
             self._own.file = file
+            self._open.add(self._own.store)
         store: DocumentStore = self._own.store
         return store
 
     def _forget(self) -> None:
         if getattr(self._own, "file", None) is not None:
             self._own.file = None
+            self._open.discard(self._own.store)
             self._own.store.close()
 
     async def close(self) -> None:
-        """Let searches end; their connections close with their threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Let searches end, at their deadlines at most, and close the collection."""
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        for store in self._open:
+            store.close()

@@ -1,7 +1,7 @@
 """The embedded store: one SQLite file for each collection, searched with BM25 by FTS5.
 
 Filled by ``sluice docs``, searched by ``embedded`` while it is being filled: readers see a state
-between two changes (write-ahead log). An object belongs to one thread.
+between two changes (write-ahead log). An object is used by one thread at a time.
 """
 
 import sqlite3
@@ -177,7 +177,7 @@ def collections_in(folder: Path) -> list[str]:
 
 def _connected(path: Path) -> sqlite3.Connection:
     with _failing():
-        return sqlite3.connect(path, timeout=_BUSY_S)
+        return sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
 
 
 @contextmanager
