@@ -152,7 +152,7 @@ def test_d23_time_to_first_token_of_remote_engines_holds_the_wait_here(tmp_path)
             assert engine.waiting_most <= 1
             counted = await one.metrics()
             ttft_s = counted["ttft_seconds_sum", "m", "default"]
-            assert ttft_s == pytest.approx(sum(clients), rel=0.05)
+            assert ttft_s == pytest.approx(sum(clients), rel=0.1)
             assert ttft_s == pytest.approx(0.12 + 0.32 + 0.52 + 0.72, rel=0.2)
             assert counted["queue_seconds_sum", "m", "default"] == pytest.approx(
                 0.2 + 0.4 + 0.6, rel=0.25

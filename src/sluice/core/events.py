@@ -396,7 +396,7 @@ class WarmReplica:
 
 @dataclass(frozen=True, slots=True)
 class DrainReplica:
-    """This replica gets nothing more, what it has goes on; for those who must know beforehand.
+    """A replica gets nothing more, what it has goes on; for those who must know beforehand.
 
     ``StopReplica`` or ``WarmReplica`` follows when it is empty, ``StartReplica`` where it is needed
     again after all, which ``ReplicaReady`` need not answer.
