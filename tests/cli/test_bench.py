@@ -24,9 +24,9 @@ from tests.loadtest.rig import answer, events_of, later, upstream_in_thread, usa
 # The client of a test shares its cores with everything else.
 SOON = [
     "--duration",
-    "1s",
+    "0.5s",
     "--warm-up",
-    "0.2s",
+    "0.1s",
     "--lag-max",
     "10s",
     "--input",
@@ -59,7 +59,7 @@ def test_one_rate_has_the_fixed_spellings_and_feeds_the_planner(server, capsys, 
         assert {"p50", "p90", "p95", "p99"} <= set(found[name])
     assert found["schedule_lag_p99_s"] >= 0
     assert (found["valid"], found["failures"]) == (True, {})
-    assert found["completed_rps"] == pytest.approx(30, rel=0.5)
+    assert found["completed_rps"] == found["planned_rps"] > 10
     assert found["tokens"]["prompt_mean"] == 30, "lengths are exact by the server's own count"
     assert found["lengths"] == {"compared": found["requests"], "prompt_share": 0, "output_share": 0}
     assert json.loads(out.read_text()) == found
@@ -116,7 +116,7 @@ def test_an_adversary_is_another_tenant_beside_a_spike(server, capsys):
     groups = found["by_tenant"]
     assert set(groups) == {"adversary", "none"}
     assert groups["adversary"]["tokens"]["prompt_mean"] == 200
-    assert groups["none"]["requests"] == 20 + 11
+    assert groups["none"]["requests"] == 10 + 11
 
 
 def test_targets_that_are_missed_end_with_1_and_failures_above_the_limit_too(capsys):
