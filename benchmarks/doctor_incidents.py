@@ -138,6 +138,14 @@ class Place:
             420 / rate, 420 / rate, draw.choice((256, 512)),
         )  # fmt: skip
 
+    @classmethod
+    def of(cls, case: Case) -> "Place":
+        """The place of a case; one that loses its prefix cache has some use of it."""
+        place = cls.drawn(case.seed)
+        if "cache_hits" in dict(case.faults) and not place.system:
+            return replace(place, system=int(0.55 * place.prompt) // 16 * 16)
+        return place
+
     @property
     def fault_ns(self) -> int:
         """When the faults begin."""
@@ -439,12 +447,12 @@ class _Played(Simulation):
     def pause_ns(self, step_ns: int) -> int:
         """How late the host starts a step."""
         severity = self.faults.get("host_cpu")
-        if severity is None or self.virtual.driver.now_ns < self.place.fault_ns:
+        if severity is None or self.virtual.driver.now_ns < self.place.fault_ns + self._began_ns:
             return 0
         return int(step_ns * (0.2 + 0.9 * severity) * self._stalls.uniform(0.2, 1.8))
 
     def _changes(self, case: Case) -> None:
-        at_ns, driver = self.place.fault_ns, self.virtual.driver
+        at_ns, driver = self.place.fault_ns + self._began_ns, self.virtual.driver
         details: dict[str, str] | None = None
         if "deploy" in case.decoys:
             details = {"version": "1.4.2 -> 1.4.3", "server.log_level": "info -> warning"}
@@ -512,7 +520,6 @@ def _fleet(place: Place, case: Case, faults: dict[str, float]) -> SimulatedFleet
             struck.append(Lost(at_ns, names[0]))
     noise = Random(f"{case.seed}/noise")
     slow = 1.0
-    load_s = place.after_s * (0.25 + 0.6 * faults.get("cold_start", 0.0))
     pool = SimulatedPool(
         _pool_limits(place),
         BatchingLimits(
@@ -523,8 +530,13 @@ def _fleet(place: Place, case: Case, faults: dict[str, float]) -> SimulatedFleet
         ServiceClasses({"chat": SloSection(ttft_s=2.0, tpot_s=0.1)}, default="chat"),
         ratio=lambda _: slow * noise.lognormvariate(0.0, place.noise),
     )  # fmt: skip
-    load_ns = int(load_s * NS) if "cold_start" in faults else 0
-    return SimulatedFleet((pool,), faults=tuple(struck), load_ns=load_ns)
+    return SimulatedFleet((pool,), faults=tuple(struck), load_ns=load_ns(place, faults))
+
+
+def load_ns(place: Place, faults: dict[str, float]) -> int:
+    """What a replica takes to start; requests come when all have started."""
+    severity = faults.get("cold_start")
+    return 0 if severity is None else int(place.after_s * (0.25 + 0.6 * severity) * NS)
 
 
 # ------------------------------------------------------------------------------------- the vendor
@@ -669,12 +681,13 @@ def play(
 
 def fault_s(case: Case) -> float:
     """When the faults of a case begin."""
-    return Place.drawn(case.seed).fault_ns / NS
+    place = Place.of(case)
+    return (place.fault_ns + load_ns(place, dict(case.faults))) / NS
 
 
 def journal_of(case: Case, folder: Path) -> Path:
     """The journal of a case alone."""
-    play(Place.drawn(case.seed), case, dict(case.faults), folder)
+    play(Place.of(case), case, dict(case.faults), folder)
     return folder
 
 
@@ -684,14 +697,14 @@ def make(case: Case, root: Path) -> Path:
     truth = folder / "truth.json"
     if truth.exists():
         return folder
-    place, faults = Place.drawn(case.seed), dict(case.faults)
+    place, faults = Place.of(case), dict(case.faults)
     found = {"all": play(place, case, faults, folder / "journal")}
     found["none"] = play(place, case, {}, None) if faults else found["all"]
     if len(faults) > 1:
         for name, severity in faults.items():
             found[name] = play(place, case, {name: severity}, None)
     truth.write_text(
-        json.dumps({"fault_s": place.fault_ns / NS, "p99": found, "faults": faults}),
+        json.dumps({"fault_s": fault_s(case), "p99": found, "faults": faults}),
         encoding="utf-8",
     )
     return folder

@@ -13,7 +13,8 @@ from sluice.doctor.world import ReplicaWorld, World, predicted, step_features
 SLOWER_MIN = 0.06
 PAUSE_MIN = 0.05
 _NO_STEPS = "steps of replicas: only engines that sluice runs record them"
-_FULL = 0.92
+# Share of the KV pool at which it is full, and at which a further request may not fit.
+_FULL, _SHORT = 0.92, 0.6
 _MATCHED_MIN = 15
 
 
@@ -150,13 +151,18 @@ def preemption(scene: Scene) -> Finding:
     """KV memory is full: requests wait for it or are preempted and computed again."""
     if not scene.has_steps:
         return unknown(_NO_STEPS)
-    full = scene.steps_moved((_kv_share(scene) >= _FULL).astype(float))
+    steps = scene.steps
+    most = max((change.sequences_max for change in scene.journal.replicas), default=0)
+    # Requests wait though there are places: what they would need at their peak does not fit.
+    short = (steps.waiting > 0) & (steps.running < 0.9 * most) & (_kv_share(scene) >= _SHORT)
+    full = scene.steps_moved((short | (_kv_share(scene) >= _FULL)).astype(float))
     evicted = scene.moved(scene.requests["preemptions"])
     shrunk = _fallen(scene, "blocks_total")
-    if not (full.rose and full.after - full.before >= 0.08) and not evicted.rose:
-        return absent(*(f"KV memory was full in {full.after:.0%} of the steps, as before",))
+    pressed = full.rose and full.after - full.before >= 0.08
+    if not pressed and not evicted.rose and shrunk is None:
+        return absent(f"KV memory was short in {full.after:.0%} of the steps")
     evidence = [
-        f"KV memory was full in {full.before:.0%} of the steps before, {full.after:.0%} then",
+        f"KV memory was short in {full.before:.0%} of the steps before, {full.after:.0%} then",
         f"preemptions per request: {evicted.before:.3f} → {evicted.after:.3f}",
     ]
     if shrunk is not None:
@@ -266,7 +272,13 @@ def _never_away(world: World) -> World:
     """Replicas that were lost are back at once, those that came late were there."""
     return world.changed(
         replicas=tuple(
-            replace(replica, away=tuple((gone, gone) for gone, _ in replica.away if gone > 0.0))
+            replace(
+                replica,
+                # Other limits came with the restart.
+                away=tuple((gone, gone) for gone, _ in replica.away if gone > 0.0)
+                if len(replica.limits) > 1
+                else (),
+            )
             for replica in world.replicas
         )
     )

@@ -63,6 +63,7 @@ def slow_retrieval(scene: Scene) -> Finding:
     return Finding(
         (told,),
         span_s=span_s,
+        played=True,
         series=seconds,
         next_look="the vector store: its load, index size and network",
     )

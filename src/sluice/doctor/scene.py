@@ -56,7 +56,8 @@ class Finding:
 
     ``present`` says that its mechanism moved. ``remove`` gives the world without it, for replay;
     ``span_s`` are the seconds of each request (of the journal) that would not be, where no replay
-    is needed. ``missing`` names a signal without which nothing can be said. ``controls`` are things
+    is needed; where they are ``played``, they come before the fleet, and a replay has them too.
+    ``missing`` names a signal without which nothing can be said. ``controls`` are things
     that must not have moved if this is the cause, with whether they held. ``downstream`` marks
     what other causes bring about.
     """
@@ -65,6 +66,7 @@ class Finding:
     against: tuple[str, ...] = ()
     remove: Callable[[World], World] | None = None
     span_s: Floats | None = None
+    played: bool = False
     missing: str = ""
     controls: tuple[tuple[str, bool], ...] = ()
     series: Floats | None = None

@@ -71,14 +71,29 @@ def shares_of(scene: Scene, findings: Mapping[str, Finding], world: World | None
     replays = any(found.remove is not None for found in present.values())
     trial = _Trial(scene, present, world if replays else None)
     alone = {name: trial.share((name,)) for name in present}
-    ranked = sorted(present, key=lambda name: -alone[name].share)
-    upstream = [name for name in ranked if not present[name].downstream]
-    leading = [name for name in upstream if alone[name].share >= _ALONE_MIN][:TOGETHER_MAX]
+    leading = _leading(trial, present, alone)
     if not leading:
-        leading = [name for name in ranked if alone[name].share >= _ALONE_MIN][:TOGETHER_MAX]
+        return Shares(alone, None, trial.misfit, trial.replayed)
     found = alone | trial.shapley(leading) if len(leading) > 1 else alone
-    together = trial.share(tuple(leading)) if leading else None
-    return Shares(found, together, trial.misfit, trial.replayed)
+    return Shares(found, trial.share(tuple(leading)), trial.misfit, trial.replayed)
+
+
+def _leading(
+    trial: "_Trial", present: Mapping[str, Finding], alone: Mapping[str, Share]
+) -> list[str]:
+    """The causes that remove something, alone or where the others are gone already.
+
+    What others bring about is left out where there are any of those.
+    """
+    upstream = [name for name in present if not present[name].downstream] or list(present)
+    removes = {name: alone[name].share for name in upstream}
+    if len(upstream) > 1:
+        whole = trial.share(tuple(upstream)).share
+        for name in upstream:
+            others = tuple(other for other in upstream if other != name)
+            removes[name] = max(removes[name], whole - trial.share(others).share)
+    ranked = sorted(upstream, key=lambda name: -removes[name])
+    return [name for name in ranked if removes[name] >= _ALONE_MIN][:TOGETHER_MAX]
 
 
 class _Trial:
@@ -100,8 +115,8 @@ class _Trial:
         observed = scene.latency_s[self._rows]
         self._beside = np.zeros(len(self._rows))
         for found in findings.values():
-            if found.span_s is not None and world is not None:
-                self._beside = self._beside + self._unplayed(found)
+            if found.span_s is not None and world is not None and not found.played:
+                self._beside = self._beside + found.span_s[self._rows]
         self._factual = self._without(())
         if world is not None:
             before_s = scene.spike.before_s or 0.0
@@ -109,16 +124,6 @@ class _Trial:
             made = float(np.nanquantile(self._factual, self._level))
             self.misfit = abs(made - seen) / max(seen, before_s)
         self._draws = blocks_drawn(len(self._rows), np.random.default_rng(scene.seed), _DRAWS)
-
-    def _unplayed(self, found: Finding) -> Floats:
-        """Spans that a replay does not have: all but those before the fleet."""
-        assert found.span_s is not None  # noqa: S101 - checked by the caller
-        spans = found.span_s[self._rows]
-        requests = self._scene.requests
-        read = (requests["seen_ns"] - requests["arrived_ns"])[self._rows] / 1e9
-        # What lies before the fleet sees a request is part of the played world.
-        inside = np.isclose(np.minimum(spans, read), spans) & (spans > 0)
-        return np.where(inside, 0.0, spans)
 
     def _without(self, names: tuple[str, ...]) -> Floats:
         """Latencies of the rows without these causes; NaN for requests that would not have come."""
