@@ -217,9 +217,10 @@ def _line(one: Judged) -> None:
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-def hour(folder: Path) -> None:
+@click.option("--seconds", type=int, default=3600, show_default=True)
+def hour(folder: Path, seconds: int) -> None:
     """Write a journal of an hour at 100 requests per second on eight replicas."""
-    requests, steps = write_hour(folder)
+    requests, steps = write_hour(folder, seconds)
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{requests:,} requests, {steps:,} steps, {size / 2**20:,.0f} MiB")
 

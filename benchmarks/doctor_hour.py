@@ -1,7 +1,7 @@
 """A journal of an hour of a busy gateway, for the time and memory that a diagnosis takes.
 
 Records are those of eight replicas that sluice runs, with what replay needs, in the sizes of live
-ones. Times come from a plain model: in the last ten minutes prompts are longer and waits too.
+ones. Times come from a plain model: in the last sixth of it prompts are longer and waits too.
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,13 @@ from sluice.telemetry import records
 from sluice.telemetry.journal_file import JournalFile
 
 NS = 1_000_000_000
-RATE_RPS, REPLICAS, HOUR_S, HURT_S = 100, 8, 3600, 3000
+RATE_RPS, REPLICAS = 100, 8
+HURT_SHARE = 5 / 6
 ROWS, STEP_NS = 20, 33_000_000
 
 
-def write_hour(folder: Path) -> tuple[int, int]:
-    """Write it; returns the numbers of requests and steps."""
+def write_hour(folder: Path, duration_s: int) -> tuple[int, int]:
+    """Write so much of it; returns the numbers of requests and steps."""
     journal = JournalFile(folder, "gateway")
     limits = BatchingLimits(32768, 16, 8000, sequences_max=32)
     start = msgspec.msgpack.encode(ReplicaStart(limits, CostState(Coefficients(), Coefficients(), 1e4, 1.0)))
@@ -36,7 +37,7 @@ def write_hour(folder: Path) -> tuple[int, int]:
     counts = [0, 0]
     steps = _steps()
     step = next(steps)
-    for record in _requests(Random(1)):
+    for record in _requests(Random(1), duration_s):
         counts[0] += isinstance(record, records.RequestArrived)
         while step[0].t_ns <= record.t_ns:
             for each in step:
@@ -48,11 +49,11 @@ def write_hour(folder: Path) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def _requests(draw: Random) -> Iterator[records.AnyRecord]:
+def _requests(draw: Random, duration_s: int) -> Iterator[records.AnyRecord]:
     """Four records for each request, in order of its arrival."""
-    for number in range(RATE_RPS * HOUR_S):
+    for number in range(RATE_RPS * duration_s):
         at_ns = number * NS // RATE_RPS
-        hurt = at_ns >= HURT_S * NS
+        hurt = at_ns >= HURT_SHARE * duration_s * NS
         name, replica = f"chatcmpl-{number:024x}", f"chat-{number % REPLICAS}"
         prompt = int(draw.lognormvariate(6.0, 0.5) * (1.6 if hurt else 1.0))
         output = int(draw.lognormvariate(4.0, 0.5))

@@ -15,7 +15,7 @@ from sluice.core.roster import BatchingLimits
 from sluice.doctor.columns import Floats, Ints, Journal, Mask
 from sluice.doctor.windows import Windows
 
-PLAYED_MAX = 1600
+PLAYED_MAX = 1000
 _LEAD_SHARE = 0.25
 _LEAD_MIN = 60
 _BIN_STEPS = 25
