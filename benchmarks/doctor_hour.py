@@ -29,7 +29,9 @@ def write_hour(folder: Path, duration_s: int) -> tuple[int, int]:
     """Write so much of it; returns the numbers of requests and steps."""
     journal = JournalFile(folder, "gateway")
     limits = BatchingLimits(32768, 16, 8000, sequences_max=32)
-    start = msgspec.msgpack.encode(ReplicaStart(limits, CostState(Coefficients(), Coefficients(), 1e4, 1.0)))
+    start = msgspec.msgpack.encode(
+        ReplicaStart(limits, CostState(Coefficients(), Coefficients(), 1e4, 1.0))
+    )
     for number in range(REPLICAS):
         name = f"chat-{number}"
         journal.append(records.PolicyRecord(0, name, "event", "ReplicaStart", start))

@@ -439,6 +439,12 @@ def _steps_of(rows: _StepRows, place: Ints, blocks_total: list[tuple[float, int,
     running = np.array(rows.running, dtype=np.float64)
     waiting = np.array(rows.waiting, dtype=np.float64)
 
+    pause_ns = _pauses(replica, end_ns, measured_ns, running + waiting)
+    for since_ns, number, _ in blocks_total:  # a replica that started did not pause before
+        first = np.flatnonzero((replica == number) & (end_ns >= since_ns))
+        if len(first):
+            pause_ns[first[np.argmin(end_ns[first])]] = 0.0
+
     def sorted_(values: "array[int]") -> Floats:
         return np.array(values, dtype=np.float64)[order]
 
@@ -447,7 +453,7 @@ def _steps_of(rows: _StepRows, place: Ints, blocks_total: list[tuple[float, int,
         end_ns=end_ns[order],
         measured_ns=measured_ns[order],
         predicted_ns=sorted_(rows.predicted_ns),
-        pause_ns=_pauses(replica, end_ns, measured_ns, running + waiting)[order],
+        pause_ns=pause_ns[order],
         rows=sorted_(rows.rows),
         prefill=sorted_(rows.prefill),
         chunk_context=sorted_(rows.chunk_context),

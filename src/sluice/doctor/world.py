@@ -165,7 +165,11 @@ def _limits(
     starts.sort(key=lambda start: start[0])
     past = [start for start in starts if start[0] <= 0.0]
     later = [start for start in starts if start[0] > 0.0]
-    return (*past[-1:], *later)
+    found = [*past[-1:], *later]
+    # A restart with the limits that it had changes nothing.
+    return tuple(
+        start for place, start in enumerate(found) if not place or start[1] != found[place - 1][1]
+    )
 
 
 def _away(journal: Journal, name: str, began_ns: float) -> tuple[tuple[float, float], ...]:
