@@ -198,7 +198,7 @@ def _problems(journal: Journal) -> tuple[str, ...]:
     found = list(journal.problems)
     if journal.duplicates:
         found.append(
-            f"ids that were used before: {journal.duplicates:,}; each counts as a request of its own"
+            f"ids used before: {journal.duplicates:,}; each counts as a request of its own"
         )
     lost = sum(count for _, count in journal.gaps)
     if lost:
