@@ -5,13 +5,14 @@ a module of its own.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
 from sluice.doctor.causes import CAUSES, Cause
 from sluice.doctor.columns import Journal
+from sluice.doctor.courses import course_of
 from sluice.doctor.phases import Excess, Held, excess_of, held_by
 from sluice.doctor.scene import Finding, Scene
 from sluice.doctor.shares import NONE, Share, Shares, shares_of
@@ -81,7 +82,6 @@ class Wanted:
     incident: Window | None = None
     baseline: Window | None = None
     seed: int = 1
-    without: frozenset[str] = field(default_factory=frozenset)
 
 
 def diagnose(journal: Journal, wanted: Wanted) -> Diagnosis:
@@ -109,7 +109,8 @@ def diagnose(journal: Journal, wanted: Wanted) -> Diagnosis:
     shares = shares_of(scene, findings, _world(scene, findings))
     excess = excess_of(scene)
     causes = [
-        _judged(name, CAUSES[name], found, shares, excess) for name, found in findings.items()
+        _judged(name, CAUSES[name], _with_course(scene, found), shares, excess)
+        for name, found in findings.items()
     ]
     causes.sort(key=_rank)
     missing = tuple(dict.fromkeys(found.missing for found in findings.values() if found.missing))
@@ -133,6 +134,14 @@ def _world(scene: Scene, findings: Mapping[str, Finding]) -> World | None:
     if world is not None and findings["imbalance"].present:
         world = world.changed(pinned=True)
     return world
+
+
+def _with_course(scene: Scene, found: Finding) -> Finding:
+    """The finding with what its timing and its dose say."""
+    if not found.present or found.series is None:
+        return found
+    told, against = course_of(scene, found.series)
+    return replace(found, evidence=(*found.evidence, *told), against=(*found.against, *against))
 
 
 def _judged(

@@ -46,8 +46,6 @@ def engine_slowdown(scene: Scene) -> Finding:
     return Finding(
         (f"steps take longer at the same work, {where}: {', '.join(told)}",),
         remove=lambda world: _at_speed(scene, world, factors),
-        controls=(("the work in a step explains nothing of it", True),),
-        series=None,
         next_look="clocks, temperature and power of the device; other programs on it",
     )
 

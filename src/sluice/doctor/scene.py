@@ -58,8 +58,8 @@ class Finding:
     ``span_s`` are the seconds of each request (of the journal) that would not be, where no replay
     is needed; where they are ``played``, they come before the fleet, and a replay has them too.
     ``missing`` names a signal without which nothing can be said. ``controls`` are things
-    that must not have moved if this is the cause, with whether they held. ``downstream`` marks
-    what other causes bring about.
+    that must not have moved if this is the cause, with whether they held. ``series`` is
+    the mechanism as a number for each request. ``downstream`` marks what other causes bring about.
     """
 
     evidence: tuple[str, ...] = ()

@@ -29,7 +29,6 @@ def queue_backed_up(scene: Scene) -> Finding:
     return Finding(
         (f"requests came faster: {_rates(rate)}", *_queues(scene)),
         remove=lambda world: _thinned(world, ~_long_of(scene, world), rate.before / rate.after),
-        series=np.ones(len(scene.requests)),
         next_look="sluice plan with this rate: the replicas that it takes",
     )
 
