@@ -35,6 +35,7 @@ SHOWN_COMMANDS = {
     "sluice simulate ": "tests/cli/test_simulating_page.py",
     "sluice replay ": "tests/cli/test_simulating_page.py",
     "sluice route ": "tests/cli/test_routing_page.py",
+    "sluice doctor ": "tests/cli/test_doctor_page.py",
     "sluice config check -c auto.toml": "tests/e2e/test_routes.py",
     "sluice serve -c auto.toml": "tests/e2e/test_routes.py",
     "curl -si http://127.0.0.1:8000/v1/chat/completions": "tests/e2e/test_routes.py",
