@@ -34,6 +34,7 @@ SHOWN_COMMANDS = {
     "sluice deploy ": "tests/cli/test_deploy.py",
     "sluice simulate ": "tests/cli/test_simulating_page.py",
     "sluice replay ": "tests/cli/test_simulating_page.py",
+    "sluice bench ": "tests/cli/test_measuring_page.py",
     "sluice route ": "tests/cli/test_routing_page.py",
     "sluice doctor ": "tests/cli/test_doctor_page.py",
     "sluice config check -c auto.toml": "tests/e2e/test_routes.py",

@@ -318,6 +318,7 @@ IMPORTERS = {
         "complexity/",
         "doctor/",
         "executors/",
+        "loadtest/",
         "planner/residual.py",
     ),
     "opentelemetry": ("telemetry/otlp.py",),
@@ -331,7 +332,7 @@ IMPORTERS = {
     "starlette": ("server/",),
     "tokenizers": ("runtime/tokenizing.py",),
     "uvicorn": ("server/",),
-    "uvloop": ("loadtest/crew.py", "server/"),
+    "uvloop": ("loadtest/crew.py", "loadtest/null_server.py", "server/"),
     "yaml": ("cli/deploy.py",),
     "zstandard": ("telemetry/segments.py",),
 }

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from sluice.cli.bench_options import (
+    OUTPUT_TOKENS,
     bench_options,
     numbers_wanted,
     objectives_wanted,
@@ -20,12 +21,22 @@ from sluice.cli.bench_options import (
 from sluice.cli.bench_outputs import Outputs, output_options, outputs_wanted
 from sluice.cli.bench_progress import BenchProgress
 from sluice.cli.bench_report import print_result, trials_of
+from sluice.cli.bench_search import (
+    budget_wanted_s,
+    name_of,
+    search_options,
+    search_wanted,
+    searched,
+)
 from sluice.cli.options import BadInput, json_option, print_json
 from sluice.loadtest.calibration import Calibration, calibrated, model_of
+from sluice.loadtest.client_limit import client_limit
 from sluice.loadtest.crew import PROCESSES_MAX, LagRule, LiveRunner, Texts
 from sluice.loadtest.document import manifest, trial_document
+from sluice.loadtest.null_server import null_server
 from sluice.loadtest.plan_file import read_plan, write_plan
 from sluice.loadtest.plans import CachePolicy, Traffic, cached_share_max, priming
+from sluice.loadtest.search import Wish
 from sluice.loadtest.signals import Page, page_of
 from sluice.loadtest.texts import texts_of
 from sluice.loadtest.trial import (
@@ -38,7 +49,9 @@ from sluice.loadtest.trial import (
     TrialPlan,
     Void,
     VoidCause,
+    Watch,
 )
+from sluice.loadtest.wire import Target
 from sluice.workload.asks import BadWorkload
 
 MET, MISSED, INVALID = 0, 1, 2
@@ -47,6 +60,8 @@ _CACHED_SHARE_OVER = 0.05
 
 _EPILOG = """\b
 Examples:
+  sluice bench http://127.0.0.1:8000 --model small --ttft 1s --tpot 60ms
+  sluice bench http://127.0.0.1:8000 --ttft 1s --quick --resume trials.jsonl --html bench.html
   sluice bench http://127.0.0.1:8000 --model small --rate 5 --duration 60s
   sluice bench http://127.0.0.1:8000 --rate 2,4,8 --ttft 1s --tpot 60ms --html bench.html
   sluice bench http://127.0.0.1:8000 --concurrency 1,2,4,8 --duration 30s --json
@@ -60,14 +75,15 @@ requests in flight: a server that falls behind cannot slow the load down. A tria
 client itself was late is void.
 
 \b
-Exit codes: 0 all targets met, 1 a target missed or too many failures, 2 a trial is void, or
-bad input.
+Exit codes: 0 all targets met or a rate certified, 1 a target missed, too many failures or no rate
+certified, 2 a trial is void or nothing could be said, or bad input.
 """
 
 
 @click.command(epilog=_EPILOG)
 @click.argument("url")
 @bench_options
+@search_options
 @click.option(
     "--processes",
     type=click.IntRange(1, PROCESSES_MAX),
@@ -85,12 +101,16 @@ bad input.
 def command(*, url: str, as_json: bool, **asked: Any) -> None:
     """Measure an OpenAI-compatible endpoint under load.
 
-    With --rate or --concurrency, one trial for each.
+    With --rate or --concurrency, one trial for each; without, a search for the capacity and for
+    the SLO rate, the highest at which the targets are met.
     """
     try:
         outputs = outputs_wanted(asked)
+        budget_wanted_s(asked)
         session = _session(url, asked)
-        result = _measured(session, asked, outputs)
+        given = asked["rates"] or asked["concurrencies"] or asked["plan_file"]
+        measure = _measured if given else _searched
+        result = measure(session, asked, outputs)
     except (CannotMeasure, BadWorkload) as error:
         raise BadInput(str(error)) from None
     outputs.write(result)
@@ -161,12 +181,52 @@ def _measured(session: Session, asked: Mapping[str, Any], outputs: Outputs) -> d
         for name, plan in _with(first, plans):
             if asked["save_plan"] is not None:
                 write_plan(_numbered(asked["save_plan"], len(trials)), plan)
-            outcome = _play(session, runner, progress, name, plan)
+            outcome = _play(session, runner, progress, (name, plan))
             trials.append(trial_document(outcome, session.objectives, asked["failures_max"]))
             outputs.add_rows(outcome, len(trials) - 1)
             if outcome.void is not None and outcome.void.cause is VoidCause.INTERRUPTED:
                 break
     return _result(session, asked, trials)
+
+
+def _searched(session: Session, asked: Mapping[str, Any], outputs: Outputs) -> dict[str, Any]:
+    """The search, after the client has been measured against a server that does nothing."""
+    if asked["save_plan"] is not None:
+        raise CannotMeasure("--save-plan belongs to --rate: a search has a plan for each trial")
+    with _runner(session, asked) as runner, BenchProgress() as progress:
+        for note in session.calibration.notes:
+            progress.say(f"note: {note}")
+        limit_rps = _client_rps(session, asked, progress)
+        wanted = search_wanted(asked, session.objectives, limit_rps)
+
+        def play(wish: Wish, plan: TrialPlan, watch: Watch) -> TrialOutcome:
+            outcome = _play(session, runner, progress, (name_of(wish), plan), watch)
+            outputs.add_rows(outcome, wish.number)
+            return outcome
+
+        def describe(outcome: TrialOutcome) -> Mapping[str, Any]:
+            return trial_document(outcome, session.objectives, asked["failures_max"])
+
+        found = searched(wanted, play, session.traffic, describe, progress)
+    return {**_context(session, asked), **found}
+
+
+def _client_rps(
+    session: Session, asked: Mapping[str, Any], progress: BenchProgress
+) -> float | None:
+    """The rate up to which the client alone keeps its schedule."""
+    chunks = max(1, round(asked["output"] or OUTPUT_TOKENS))
+    with null_server(chunks) as port:
+        target = replace(
+            session.calibration.target, host="127.0.0.1", port=port, tls=False, keys={}
+        )
+        with _runner(session, asked, target) as runner:
+            return client_limit(
+                runner,
+                session.traffic,
+                asked["seed"],
+                lambda rate: progress.say(f"the client alone, {rate:.0f} requests/s"),
+            )
 
 
 def _with(
@@ -182,7 +242,9 @@ def _numbered(path: Path, number: int) -> Path:
 
 
 @contextmanager
-def _runner(session: Session, asked: Mapping[str, Any]) -> Iterator[LiveRunner]:
+def _runner(
+    session: Session, asked: Mapping[str, Any], target: Target | None = None
+) -> Iterator[LiveRunner]:
     limits_s = [
         each.limit_s for each in session.objectives if each.metric in {Metric.TTFT, Metric.E2E}
     ]
@@ -190,21 +252,27 @@ def _runner(session: Session, asked: Mapping[str, Any]) -> Iterator[LiveRunner]:
     if asked["lag_max"] is not None:
         lag_s_max = span_wanted({**asked, "patience": asked["lag_max"]}).patience_s
     with LiveRunner(
-        session.calibration.target,
+        target or session.calibration.target,
         session.texts,
         processes=asked["processes"],
         lag=LagRule(min(limits_s, default=None), lag_s_max),
-        metrics=session.metrics,
+        metrics=session.metrics if target is None else None,
     ) as runner:
         yield runner
 
 
 def _play(
-    session: Session, runner: LiveRunner, progress: BenchProgress, name: str, plan: TrialPlan
+    session: Session,
+    runner: LiveRunner,
+    progress: BenchProgress,
+    named: tuple[str, TrialPlan],
+    watch: Watch = lambda _: False,
 ) -> TrialOutcome:
+    name, plan = named
     if session.traffic.cache is CachePolicy.WARM:
         runner.run(priming(plan), progress.trial(f"{name}, warming the cache", plan))
-    outcome = runner.run(plan, progress.trial(name, plan))
+    showing = progress.trial(name, plan)
+    outcome = runner.run(plan, lambda standing: showing(standing) or watch(standing))
     if outcome.void is None and session.traffic.cache is CachePolicy.COLD and not session.texts.own:
         outcome = replace(outcome, void=_warmer(session, outcome))
     return outcome
@@ -228,6 +296,15 @@ def _warmer(session: Session, outcome: TrialOutcome) -> Void | None:
 def _result(
     session: Session, asked: Mapping[str, Any], trials: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
+    rest = _context(session, asked)
+    if len(trials) == 1:
+        return {**trials[0], **rest}
+    valid = [trial for trial in trials if trial["valid"]]
+    return {"valid": bool(valid), "trials": list(trials), **rest}
+
+
+def _context(session: Session, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reader needs beside figures."""
     target = session.calibration.target
     server = {
         "address": target.netloc,
@@ -240,18 +317,20 @@ def _result(
         "extra": target.extra,
     }
     options = {k: str(v) if isinstance(v, Path) else v for k, v in asked.items() if v is not None}
-    rest: dict[str, Any] = {
+    return {
         "notes": list(session.calibration.notes),
         "manifest": manifest(sys.argv[1:], options, server),
     }
-    if len(trials) == 1:
-        return {**trials[0], **rest}
-    valid = [trial for trial in trials if trial["valid"]]
-    return {"valid": bool(valid), "trials": list(trials), **rest}
 
 
 def exit_code(result: Mapping[str, Any]) -> int:
-    """0 where all trials met their targets, 1 where one did not, 2 where one is void."""
+    """0 where all trials met their targets, or a search has certified a rate or had no targets; 1
+    where one did not; 2 where one is void, or nothing could be said."""
+    if "capacity_rps" in result:
+        if not result["valid"]:
+            return INVALID
+        slo = result["slo_rps"]
+        return MET if slo is None or slo["certified"] is not None else MISSED
     trials = trials_of(result)
     if not all(each["valid"] for each in trials):
         return INVALID

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from sluice.cli.bench_report import OVERVIEW, headline, load_name, overview_row, rows_of, trials_of
+from sluice.cli.bench_search_report import search_plots, search_rows
 from sluice.cli.page import page_of, table
 from sluice.cli.plots import Axes, Mark, lines
 
@@ -18,14 +19,17 @@ def page(result: Json) -> str:
     """The report as HTML."""
     endpoint = result["manifest"]["endpoint"]
     trials = trials_of(result)
+    searched = "capacity_rps" in result
     parts = [
+        *([table((), search_rows(result))] if searched else ()),
         *(f"<p>Note: {escape(note)}</p>" for note in result["notes"]),
         '<div class="wide">',
         table(("load", *OVERVIEW), [overview_row(trial) for trial in trials]),
         "</div>",
     ]
     if len(trials) > 1:
-        parts += ['<div class="plots">', *_figures(_across(trials)), "</div>"]
+        plots = [*search_plots(result), *_across(trials)] if searched else _across(trials)
+        parts += ['<div class="plots">', *_figures(plots), "</div>"]
     for trial in trials:
         parts += [
             f"<h2>{escape(headline(trial))}</h2>",

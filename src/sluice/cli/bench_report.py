@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sluice.cli.bench_search_report import search_rows
+
 Json = Mapping[str, Any]
 _LATENCIES = (
     ("ttft_s", "TTFT"),
@@ -48,7 +50,9 @@ def headline(trial: Json) -> str:
 
 def rows_of(trial: Json) -> list[tuple[str, str]]:
     """Further lines about a trial."""
-    rates = ", ".join(f"{trial[key]:.4g} {name}" for name, key in _RATES)
+    rates = ", ".join(
+        f"{'-' if trial[key] is None else format(trial[key], '.4g')} {name}" for name, key in _RATES
+    )
     found = [("requests/s", rates)]
     for each in trial["objectives"]:
         share = each["missed_share"]
@@ -58,7 +62,9 @@ def rows_of(trial: Json) -> list[tuple[str, str]]:
     found += [(f"failed: {error['ending']}", _error(error)) for error in trial["errors"]]
     tokens = trial["tokens"]
     if tokens["output"] is not None:
-        parts = [f"{tokens['prompt_mean']:.0f} in", f"{tokens['output_mean']:.0f} out on average"]
+        prompt = tokens["prompt_mean"]
+        parts = ["" if prompt is None else f"{prompt:.0f} in"]
+        parts.append(f"{tokens['output_mean']:.0f} out on average")
         parts.append(f"{tokens['output_per_s']:.4g} out per second")
         parts.append(f"{tokens['per_chunk']:.2f} per chunk" if tokens["per_chunk"] else "")
         if tokens["cached_share"] is not None:
@@ -111,6 +117,11 @@ def print_result(result: Json) -> None:
     for note in result["notes"]:
         console.print(f"note: {note}")
     trials = trials_of(result)
+    if "capacity_rps" in result:
+        for name, words in search_rows(result):
+            console.print(f"  {name:<20} {words}")
+        console.print(_overview(trials))
+        return
     if len(trials) > 1:
         console.print(_overview(trials))
         return
@@ -199,6 +210,10 @@ def markdown(result: Json) -> str:
     endpoint = manifest["endpoint"]
     lines = [f"# Load test of {endpoint['model']} at {endpoint['address']}", ""]
     lines += [f"- {note}" for note in result["notes"]]
+    if "capacity_rps" in result:
+        lines += [
+            f"- {name}: {words}" if name else f"- {words}" for name, words in search_rows(result)
+        ]
     trials = trials_of(result)
     lines += ["", *_pipes(("load", *OVERVIEW), [overview_row(trial) for trial in trials])]
     for trial in trials:

@@ -319,9 +319,10 @@ class Player:
                 sending = self._next < len(self._times_ns)
             case unknown:
                 assert_never(unknown)
-        if at_s < self._span.arriving_s or sending:
-            return False
+        # Load is kept up behind what counts as long as any of that goes on, but no longer.
         to_ns = self._share.begin_ns + round(self._span.to_s * NS)
+        if at_s < self._span.to_s or (sending and self._times_ns[self._next] < to_ns):
+            return False
         return not any(call.at_ns < to_ns for call in self._open)
 
     def _progress(self, now_ns: int) -> Progress:

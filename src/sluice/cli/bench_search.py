@@ -1,0 +1,149 @@
+"""``sluice bench`` without a load: the search for capacity and SLO rate.
+
+Options, files and words of a search; how it goes is decided in ``loadtest/search.py``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, assert_never
+
+import click
+
+from sluice.cli.bench_progress import BenchProgress
+from sluice.cli.bench_search_report import interval_words
+from sluice.config.units import parse_duration_s
+from sluice.loadtest.run_search import Play, run_search
+from sluice.loadtest.sample import Sample
+from sluice.loadtest.search import BUDGET_QUICK_S, BUDGET_S, Question, Search, Wish
+from sluice.loadtest.search_document import search_document
+from sluice.loadtest.search_record import SearchRecord
+from sluice.loadtest.trial import (
+    CannotMeasure,
+    ClosedLoop,
+    Objective,
+    OpenLoop,
+    Stimulus,
+    TrialOutcome,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+BUDGET_S_MIN = 30.0
+# How wide the backlog's growth may be that counts as none, where there is little time to see it.
+DRIFT_TOLERANCE, DRIFT_TOLERANCE_QUICK = 0.01, 0.03
+
+
+def search_options(function: F) -> F:
+    """Add the options of a search."""
+    for option in reversed(
+        (
+            click.option("--quick", is_flag=True, help="A search of 5 minutes, less sure."),
+            click.option(
+                "--budget", metavar="DURATION", help="Time for a search. Default: 20m, quick 5m."
+            ),
+            click.option(
+                "--resume",
+                type=click.Path(path_type=Path, dir_okay=False),
+                metavar="FILE",
+                help="Keep the trials of a search there, and go on from those that it holds.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class SearchWanted:
+    """What was asked for."""
+
+    question: Question
+    resume: Path | None
+    identity: Mapping[str, Any]
+
+
+def search_wanted(
+    asked: Mapping[str, Any], objectives: Sequence[Objective], client_rps: float | None
+) -> SearchWanted:
+    """The search. Raises ``CannotMeasure``."""
+    budget_s = budget_wanted_s(asked)
+    question = Question(
+        {one.metric.value: one for one in objectives},
+        budget_s=budget_s,
+        seed=asked["seed"],
+        client_rps=client_rps,
+        drift_tolerance=DRIFT_TOLERANCE_QUICK if asked["quick"] else DRIFT_TOLERANCE,
+    )
+    left_out = {"resume", "out", "rows", "markdown", "html", "processes", "lag_max"}
+    identity = {
+        key: str(value)
+        for key, value in asked.items()
+        if value not in (None, (), False) and key not in left_out
+    }
+    return SearchWanted(question, asked["resume"], identity)
+
+
+def budget_wanted_s(asked: Mapping[str, Any]) -> float:
+    """How long the search may take. Raises ``CannotMeasure``."""
+    if asked["budget"] is None:
+        return BUDGET_QUICK_S if asked["quick"] else BUDGET_S
+    try:
+        budget_s = parse_duration_s(asked["budget"])
+    except ValueError as error:
+        raise CannotMeasure(f"--budget: {error}") from None
+    if budget_s < BUDGET_S_MIN:
+        raise CannotMeasure(
+            f"--budget must be {BUDGET_S_MIN:.0f}s or more, not {asked['budget']}; for less, "
+            f"measure one load with --rate"
+        )
+    return budget_s
+
+
+def searched(
+    wanted: SearchWanted,
+    play: Play,
+    stimulus: Stimulus,
+    describe: Callable[[TrialOutcome], Mapping[str, Any]],
+    progress: BenchProgress,
+) -> dict[str, Any]:
+    """The search with all its trials, played to the end of the budget or to an interruption."""
+    search = Search(wanted.question)
+    record = None if wanted.resume is None else SearchRecord(wanted.resume, wanted.identity)
+    before = [] if record is None else list(record.trials)
+    documents: list[Mapping[str, Any]] = []
+    if before:
+        progress.say(f"{len(before)} trials are there already")
+
+    def told(wish: Wish, sample: Sample, outcome: TrialOutcome | None) -> None:
+        document = before[len(documents)][2] if outcome is None else describe(outcome)
+        documents.append(document)
+        if outcome is not None:
+            if record is not None and sample.void is None:
+                _kept(record, progress, (wish, sample, document))
+            progress.say(f"  {interval_words(search_document(search))}")
+
+    recorded = [(wish, sample) for wish, sample, _ in before]
+    run_search(search, play, stimulus, told, recorded)
+    return {**search_document(search), "trials": documents}
+
+
+def _kept(
+    record: SearchRecord,
+    progress: BenchProgress,
+    trial: tuple[Wish, Sample, Mapping[str, Any]],
+) -> None:
+    try:
+        record.add(*trial)
+    except OSError as error:
+        progress.say(f"cannot keep the trial: {error.strerror or error}")
+
+
+def name_of(wish: Wish) -> str:
+    """A trial for the progress line."""
+    match wish.load:
+        case OpenLoop(rate_rps):
+            return f"{wish.stage.value}, {rate_rps:.4g} requests/s"
+        case ClosedLoop(concurrency):
+            return f"{wish.stage.value}, {concurrency} clients"
+        case unknown:
+            assert_never(unknown)

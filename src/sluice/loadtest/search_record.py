@@ -1,0 +1,70 @@
+"""The trials of a search in a file, one line each, so that a search can be gone on with.
+
+A line holds what was wished, what came of it, and the trial as reports show it. A torn last line,
+of a run that was killed, is dropped.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sluice.loadtest.sample import Sample
+from sluice.loadtest.search import Stage, Wish
+from sluice.loadtest.trial import CannotMeasure, ClosedLoop, OpenLoop, Span
+
+
+class SearchRecord:
+    """The file of one search. ``question`` is what was asked: trials of another one are refused."""
+
+    def __init__(self, path: Path, question: Mapping[str, Any]) -> None:
+        self._path = path
+        self.trials: list[tuple[Wish, Sample, Mapping[str, Any]]] = []
+        asked = json.loads(json.dumps(question))
+        if not path.exists():
+            self._append({"question": asked})
+            return
+        lines = path.read_text(encoding="utf-8").split("\n")
+        whole = lines[:-1]
+        try:
+            rows = [json.loads(line) for line in whole]
+            before = rows[0]["question"]
+            self.trials = [_read(row) for row in rows[1:]]
+        except (ValueError, KeyError, IndexError, TypeError, msgspec.ValidationError) as error:
+            raise CannotMeasure(f"{path} holds no trials of a search: {error}") from None
+        if before != asked:
+            differ = sorted(key for key in {*before, *asked} if before.get(key) != asked.get(key))
+            raise CannotMeasure(
+                f"{path} holds trials of another search ({', '.join(differ)} differ); give another "
+                f"file, or what was asked before"
+            )
+        if lines[-1]:
+            path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
+
+    def add(self, wish: Wish, sample: Sample, document: Mapping[str, Any]) -> None:
+        """Keep a trial. Raises ``OSError``."""
+        self._append({"wish": asdict(wish), "sample": asdict(sample), "trial": document})
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, default=str) + "\n")
+
+
+def _read(row: Mapping[str, Any]) -> tuple[Wish, Sample, Mapping[str, Any]]:
+    wish, sample = row["wish"], msgspec.convert(row["sample"], Sample)
+    load = OpenLoop if "rate_rps" in wish["load"] else ClosedLoop
+    return (
+        Wish(
+            wish["number"],
+            Stage(wish["stage"]),
+            load(**wish["load"]),
+            msgspec.convert(wish["span"], Span),
+            wish["seed"],
+            wish["in_flight_max"],
+        ),
+        sample,
+        row["trial"],
+    )

@@ -1,0 +1,96 @@
+"""The commands of ``docs/measuring.md`` ask for what the page says."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from benchmarks.truth.queue import QueueEngine, QueueRunner, QueueStimulus
+from sluice.cli import bench
+from sluice.cli.bench_progress import BenchProgress
+from sluice.cli.bench_report import markdown
+from sluice.cli.bench_search import search_wanted, searched
+from sluice.cli.bench_search_report import interval_words, search_plots, search_rows
+from sluice.cli.main import run
+from sluice.loadtest.document import manifest, trial_document
+from sluice.loadtest.run_search import player
+from sluice.loadtest.trial import Metric, Objective
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "measuring.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()
+]
+TTFT = Objective(Metric.TTFT, 0.3)
+ASKED = {"budget": "300s", "quick": False, "seed": 1, "resume": None}
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"), list(zip(COMMANDS, ["search", "search", "load"], strict=True))
+)
+def test_a_command_of_the_page_measures_what_it_says(command, kind, monkeypatch):
+    asked: list[str] = []
+
+    def measuring(name):
+        def measured(session, options, outputs):
+            asked.append(name)
+            return {"valid": True, "slo_rps": None, "capacity_rps": {}}
+
+        return measured
+
+    monkeypatch.setattr(bench, "_session", lambda url, options: None)
+    monkeypatch.setattr(bench, "_searched", measuring("search"))
+    monkeypatch.setattr(bench, "_measured", measuring("load"))
+    monkeypatch.setattr(bench, "print_result", lambda result: None)
+    program, *words = shlex.split(command)
+    assert program == "sluice"
+    assert run(words) == 0
+    assert asked == [kind]
+
+
+@pytest.fixture(scope="module")
+def found():
+    """A search on a queue, as the command has it."""
+    engine = QueueEngine("many short prompts", prefill_s=0.02, twice_at=150.0)
+    document = searched(
+        search_wanted(ASKED, [TTFT], 5000.0),
+        player(QueueRunner(engine)),
+        QueueStimulus(),
+        lambda outcome: trial_document(outcome, [TTFT], 0.01),
+        BenchProgress(),
+    )
+    endpoint = {"address": "127.0.0.1:1", "model": "m"}
+    return {**document, "notes": [], "manifest": manifest([], {}, endpoint)}
+
+
+def test_the_report_has_both_rates_and_what_binds(found):
+    rows = dict(search_rows(found))
+    assert set(rows) >= {"capacity", "SLO rate", "certified", "binding", "client", "search"}
+    assert "SLO rate" in interval_words(found)
+    assert "- binding: " in markdown(found)
+    assert found["binding"] == "ttft"
+
+
+def test_shares_are_plotted_with_the_limit_and_the_interval(found):
+    (plot,) = search_plots(found)
+    assert "Share that missed" in plot
+    assert "SLO rate" in plot
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        ({"valid": True, "slo_rps": {"certified": 3.0}}, 0),
+        ({"valid": True, "slo_rps": {"certified": None}}, 1),
+        ({"valid": True, "slo_rps": None}, 0),
+        ({"valid": False, "slo_rps": None}, 2),
+    ],
+)
+def test_exit_codes_of_a_search(result, code):
+    assert bench.exit_code({"capacity_rps": {}, "trials": [], **result}) == code
+
+
+def test_a_budget_that_is_too_short_is_refused_in_words(monkeypatch, capsys):
+    monkeypatch.setattr(bench, "_session", lambda url, options: None)
+    assert run(["bench", "http://127.0.0.1:1", "--budget", "5s"]) == 2
+    assert "--budget must be 30s or more" in capsys.readouterr().err
