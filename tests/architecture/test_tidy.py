@@ -17,7 +17,8 @@ FUNCTION_LINES_WARN = 40
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
 PARAMETERS_MAX = 6
-CORE_CODE_LINES_MAX = {"replica": 2400, "fleet": 3000}
+CORE_CODE_LINES_MAX = {"replica": 2400, "fleet": 3000, "scaling": 400}
+SCALING = {"core/forecast.py", "core/scaling.py", "core/supply.py"}
 
 # Where `except Exception` is right: each answers the waiter, lets the request go on without what
 # failed, or raises again. The third place of the style guide, loading one plugin, does not exist.
@@ -193,15 +194,15 @@ def reached_from(module: str, modules) -> set[str]:
 
 
 def test_each_side_of_core_stays_small(modules):
-    """What one reads for the replica, and what is added to that for the fleet."""
+    """What one reads for the replica, what is added to that for the fleet, and for its size."""
     replica = reached_from("replica", modules)
-    sides = {"replica": replica, "fleet": reached_from("fleet", modules) - replica}
+    fleet = reached_from("fleet", modules) - replica
+    sides = {"replica": replica, "fleet": fleet - SCALING, "scaling": fleet & SCALING}
     for side, names in sides.items():
         lines = sum(code_lines(m.text, m.tree) for m in modules if m.name in names)
         print(f"core, {side}: {lines} lines of code of {CORE_CODE_LINES_MAX[side]}")
         assert lines <= CORE_CODE_LINES_MAX[side]
-    both = sides["replica"] | sides["fleet"]
-    left_out = {m.name for m in modules if m.name.startswith("core/")} - both
+    left_out = {m.name for m in modules if m.name.startswith("core/")} - replica - fleet
     assert left_out == {"core/__init__.py", "core/sampling.py"}, "sampling goes through unread"
 
 

@@ -173,7 +173,9 @@ def test_d15_unknown_sections_are_refused(problems):
     assert problems("[sever]\nlisten = 'x'") == [
         "sluice.toml:1: sever: unknown setting; nearest: server"
     ]
-    accepted = "server, models, routes, slo, tenants, pipelines, documents, placement, journal"
+    accepted = (
+        "server, models, routes, slo, tenants, pipelines, documents, placement, autoscale, journal"
+    )
     accepted += ", metrics, tracing, catalogue"
     assert problems("[zzz]\na = 1") == [
         f"sluice.toml:1: zzz: unknown setting; accepted: {accepted}"
@@ -299,8 +301,8 @@ def test_an_open_address_without_keys_is_refused_unless_said(load, problems):
 @pytest.mark.parametrize(
     ("text", "fragment"),
     [
-        ('[models.m]\nsource = "a"\nreplicas = { warm = 1 }', "autoscaling, which does not exist"),
-        ('[models.m]\nsource = "a"\nreplicas = { max = 2 }', "autoscaling, which does not exist"),
+        ('[models.m]\nsource = "a"\nreplicas = { warm = 1 }', "warm = 1 needs max"),
+        ('[models.m]\nsource = "a"\nreplicas = { min = 0 }', "min = 0 needs max"),
         ('[models.m]\nsource = "a"\npolicy = "static"\nstatic_batch = 33', "can never be reached"),
         ('[models.m]\nsource = "a"\nengine = "simulated"', 'must be one of "openvino"'),
         ("[slo.auto]", "means the default class in service_tier"),

@@ -11,7 +11,7 @@ from sluice.core.replica import Replica
 from sluice.core.request import EndReason, Request
 from sluice.core.roster import BatchingLimits
 from sluice.executors.simulated import SimulatedExecutor
-from sluice.runtime.virtual_fleet import VirtualFleet
+from sluice.runtime.virtual_fleet import SameStart, VirtualFleet
 from sluice.testing.replicas import check_invariants
 
 MS = 1_000_000
@@ -33,7 +33,7 @@ class FleetRun:
         self.fleet = VirtualFleet(
             Fleet(pools, chance=random.Random(1)),
             self.make,
-            load_ns=load_ns,
+            starting=SameStart(load_ns),
             watcher=self,
         )
 

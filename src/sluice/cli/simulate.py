@@ -20,6 +20,7 @@ from sluice.config.units import parse_duration_s
 from sluice.planner.faults import fault_named
 from sluice.planner.names import CannotPlan
 from sluice.planner.simulation import WARM_UP, SimulatedFleet, Span, simulate
+from sluice.runtime.virtual_fleet import LaterStart
 from sluice.telemetry.journal_file import JournalFile
 from sluice.wiring.simulation import simulated_fleet
 from sluice.workload.asks import BadWorkload
@@ -27,7 +28,7 @@ from sluice.workload.retrieval import RetrievalTime, Retrieving
 
 # Names in the settings of the model and the class that options make.
 MODEL, CLASS = "model", "targets"
-_OF_MODEL = ("tp", "replicas", "policy", "ttft", "tpot", "e2e", "percentile")
+_OF_MODEL = ("tp", "replicas", "autoscale", "policy", "ttft", "tpot", "e2e", "percentile")
 
 _EPILOG = """\b
 Examples:
@@ -35,6 +36,8 @@ Examples:
       --input 1000 --output 200 --ttft 1s --tpot 40ms
   sluice simulate --trace azure-conv --rate 30 --model llama-3.1-70b --gpu h100 --tp 4 \\
       --replicas 6 --ttft 1s --tpot 50ms --fault replica-lost@60s --load-time 90s
+  sluice simulate --trace azure-code --model llama-3.1-70b --gpu h100 --tp 4 --autoscale 1-6 \\
+      --load-time 3m --ttft 2s --tpot 50ms
   sluice simulate --trace my.csv --column t=start:ms --column input=prompt --column output=answer \\
       -c fleet.toml --class chat=3 --class batch=1 --json
 
@@ -58,6 +61,12 @@ Exit codes: 0 done, 2 bad input.
 @click.option("--gpu", help="A name that sluice plan --list shows.")
 @click.option("--tp", type=int, help="GPUs of each replica. Default: 1.")
 @click.option("--replicas", type=int, help="Replicas of the model. Default: 1.")
+@click.option(
+    "--autoscale",
+    metavar="MIN-MAX",
+    help="Let the number of replicas follow the load, as 1-8; --load-time is how long a start "
+    "takes. More of it is set with --set autoscale.… and --set models.model.replicas.warm.",
+)
 @click.option("--policy", help="slo, fcfs or static. Default: slo.")
 @click.option("--ttft", metavar="DURATION", help='Target for the first token, as "1s".')
 @click.option("--tpot", metavar="DURATION", help='Target for each further token, as "50ms".')
@@ -150,7 +159,7 @@ def _model_overrides(asked: Mapping[str, Any]) -> Sequence[Override]:
         raise BadWorkload("--model and --gpu go together: a model runs on something")
     texts = {
         f"models.{MODEL}.source": f"sim:{asked['model']}@{asked['gpu']}x{_one(asked['tp'])}",
-        f"models.{MODEL}.replicas.min": str(_one(asked["replicas"])),
+        **_replicas(asked),
     }
     if asked["policy"] is not None:
         texts[f"models.{MODEL}.policy"] = asked["policy"]
@@ -161,12 +170,30 @@ def _model_overrides(asked: Mapping[str, Any]) -> Sequence[Override]:
     return [parse_override(f"{key}={value}") for key, value in texts.items()]
 
 
+def _replicas(asked: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of how many replicas there are."""
+    bounds, name = asked["autoscale"], f"models.{MODEL}.replicas"
+    if bounds is None:
+        return {f"{name}.min": str(_one(asked["replicas"]))}
+    least, dash, most = bounds.partition("-")
+    if not (dash and least.isdigit() and most.isdigit() and 0 <= int(least) <= int(most) > 0):
+        raise BadWorkload(f"--autoscale must be MIN-MAX, as 1-8, not {bounds}")
+    if asked["replicas"] is not None:
+        raise BadWorkload("give --replicas or --autoscale, not both")
+    start = asked["load_time"] or "0.001s"
+    return {f"{name}.min": least, f"{name}.max": most, "autoscale.cold_start": start}
+
+
 def _one(count: int | None) -> int:
     return 1 if count is None else count
 
 
 def _fleet(settings: Settings, wanted: WorkloadWanted, asked: Mapping[str, Any]) -> SimulatedFleet:
-    return simulated_fleet(settings, wanted.lengths, load_ns(asked["load_time"]))
+    fleet = simulated_fleet(settings, wanted.lengths, load_ns(asked["load_time"]))
+    if not any(pool.limits.scale is not None for pool in fleet.pools):
+        return fleet
+    # Those that there are at first serve at once; later ones take their time.
+    return replace(fleet, starting=LaterStart(fleet.load_ns))
 
 
 def load_ns(text: str | None) -> int:
@@ -183,7 +210,7 @@ def _journal(folder: Path | None) -> JournalFile | None:
 
 def _with_faults(fleet: SimulatedFleet, texts: Sequence[str]) -> SimulatedFleet:
     faults = tuple(fault_named(text, fleet.replica_ids) for text in texts)
-    return SimulatedFleet(fleet.pools, fleet.tenants, fleet.load_ns, faults)
+    return replace(fleet, faults=faults)
 
 
 def _span(wanted: WorkloadWanted, asked: Mapping[str, Any]) -> Span:

@@ -38,6 +38,8 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "e2e_s": whole.e2e_s.percentiles(),
         "output_tokens": whole.output_tokens,
         "replica_hours": outcome.replica_hours,
+        "warm_hours": outcome.warm_hours,
+        "scaling": [scaling._asdict() for scaling in outcome.scalings],
         "preemptions": outcome.preemptions,
         "simulated_s": outcome.simulated_s,
         "in_fleet": {"at_half": outcome.waiting_at_half, "at_end": outcome.waiting_at_end},
@@ -77,6 +79,7 @@ def print_outcome(found: Mapping[str, Any]) -> None:
         ("retries", _retries(found)),
         ("preemptions", f"{found['preemptions']:,}"),
         ("replica hours", f"{_rate(found['replica_hours'])}"),
+        ("replicas", _scalings(found)),
         ("in the fleet", "{at_half} at half, {at_end} at the last arrival".format_map(
             found["in_fleet"])),
         ("time", f"{found['simulated_s']:,.0f} s simulated in {found['wall_s']:.1f} s"),
@@ -88,6 +91,14 @@ def print_outcome(found: Mapping[str, Any]) -> None:
             "steady state: what is late, and how late, tells how long the run was"
         )
     console.print(_table(found))
+
+
+def _scalings(found: Mapping[str, Any]) -> str:
+    """How many replicas served, where that followed the load."""
+    numbers = [one["number"] for one in found["scaling"]]
+    if not numbers:
+        return "all the time the same"
+    return f"{min(numbers)} to {max(numbers)}, {len(numbers)} changes"
 
 
 def _retries(found: Mapping[str, Any]) -> str:

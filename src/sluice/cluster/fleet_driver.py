@@ -397,8 +397,8 @@ class FleetDriver:
             case StopReplica():
                 self._calls.replica_lost(effect.replica_id)
                 self._members.stop(effect.replica_id)
-            case DrainReplica() | Scaled():
-                pass
+            case Scaled() | DrainReplica():
+                self._observer.scaled(effect)
             case WakeAt():
                 self._wake_at(effect.at_ns)
             case _:

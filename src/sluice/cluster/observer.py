@@ -12,7 +12,16 @@ from msgspec import structs
 
 from sluice.cluster.timings import TEXT_CHARS_MAX, CallTexts, CallTiming
 from sluice.core import events
-from sluice.core.events import Dispatch, Reject, ReplicaLimits, Report, Retarget, Shorten
+from sluice.core.events import (
+    Dispatch,
+    DrainReplica,
+    Reject,
+    ReplicaLimits,
+    Report,
+    Retarget,
+    Scaled,
+    Shorten,
+)
 from sluice.core.model_routes import Choice, RouteView
 from sluice.core.pools import PoolView
 from sluice.core.request import COMPLETE, EndReason, Request, Rung
@@ -399,6 +408,31 @@ class Observer:
         self._metrics.replica_lost(replica_id, model)
         self._write(
             records.ReplicaChanged(self._clock(), replica_id, model, "lost", error, incarnation)
+        )
+
+    def scaled(self, effect: Scaled | DrainReplica) -> None:
+        """The number of replicas of a model that are to serve changed, or one of them drains."""
+        if isinstance(effect, DrainReplica):
+            _log.info("replica %s gets nothing more: %s", effect.replica_id, effect.reason)
+            return
+        change = effect.number - effect.before
+        _log.info(
+            "%s: %d replicas are to serve, not %d: %s",
+            effect.model,
+            effect.number,
+            effect.before,
+            effect.reason,
+        )
+        self._metrics.scaled(effect.model, change, effect.reason)
+        self._write(
+            records.FleetScaled(
+                self._clock(),
+                effect.model,
+                effect.before,
+                effect.number,
+                effect.reason,
+                dict(effect.terms),
+            )
         )
 
     def reported(self, replica_id: str, model: str, report: Report) -> None:

@@ -34,6 +34,12 @@ LIVE: Mapping[str, frozenset[str]] = {
             "engine_priorities", "connect_max", "first_token_max", "whole_max", "retries", "probe",
         }
     ),
+    "autoscale": frozenset(
+        {
+            "utilisation", "quantile", "drain", "queue_wait", "cold_start", "idle",
+            "hold_requests_max", "hold_max", "leave_max", "schedules",
+        }
+    ),
 }  # fmt: skip
 # Tables of which each can come, go and change as a whole.
 LIVE_TABLES = frozenset({"routes", "slo", "tenants"})

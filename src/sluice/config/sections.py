@@ -144,16 +144,19 @@ class ServerSection:
 class ReplicaRange:
     """How many replicas a model has."""
 
-    min: Positive = 1
-    """Replicas that always run. Each is a process with its own copy of the model, and they share
-    the processors; more than one pays on machines with several memory nodes."""
+    min: Count = 1
+    """Replicas that always serve. Each is a process with its own copy of the model, and they share
+    the processors; more than one pays on machines with several memory nodes. With 0, which needs
+    ``max``, the last one stops where nobody asks, and the first request waits for a start."""
 
     max: Positive | None = None
-    """Replicas that may run at once. Unset: as many as ``min``. More than ``min`` needs
-    autoscaling, which does not exist, so it is refused."""
+    """Replicas that may run at once. Unset: as many as ``min``. Between ``min`` and ``max`` their
+    number follows the load, as ``[autoscale]`` says."""
 
     warm: Count = 0
-    """Replicas kept loaded beyond those that serve. Needs autoscaling too; only 0 is accepted."""
+    """Replicas kept loaded beyond those that serve, as far as ``max`` leaves room: one of them
+    serves within a moment where a cold one has to load the model. They cost memory, not time of the
+    processors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +287,8 @@ class ModelSection:
     equal share of the processors for several."""
 
     replicas: ReplicaRange = field(default_factory=ReplicaRange)
-    """Number of replicas, for example ``{ min = 2 }``."""
+    """Number of replicas, for example ``{ min = 2 }``, or ``{ min = 1, max = 4, warm = 1 }`` to
+    follow the load."""
 
     needs: ReplicaNeeds = field(default_factory=ReplicaNeeds)
     """What one replica takes of its machine, for example ``{ cpus = 4, memory_bytes = "8GiB" }``.

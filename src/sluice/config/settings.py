@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from sluice.config.autoscale import AutoscaleSection, schedule_problems
 from sluice.config.pipeline_sections import (
     DocumentsSection,
     PipelineSection,
@@ -67,6 +68,9 @@ class Settings:
     placement: PlacementSection = field(default_factory=PlacementSection)
     """Where replicas run."""
 
+    autoscale: AutoscaleSection = field(default_factory=AutoscaleSection)
+    """How the number of replicas follows the load, for models with a range of them."""
+
     journal: JournalSection = field(default_factory=JournalSection)
     """The record that traces and replay read."""
 
@@ -94,6 +98,8 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
     for name, model in settings.models.items():
         yield from _model_conflicts(name, model)
     yield from _route_conflicts(settings)
+    for words in schedule_problems(settings.autoscale, frozenset(settings.models)):
+        yield Conflict((("autoscale", "schedules"),), words)
     for name, slo in settings.slo.items():
         yield from _slo_conflicts(name, slo)
     for name, pipeline in settings.pipelines.items():
@@ -169,16 +175,11 @@ def _model_conflicts(name: str, model: ModelSection) -> Iterator[Conflict]:
             ((*here, "replicas", "min"), (*here, "replicas", "max")),
             f"min = {replicas.min} is above max = {replicas.max}",
         )
-    elif replicas.max not in {None, replicas.min}:
+    elif replicas.max is None and (replicas.warm or not replicas.min):
+        key = "warm" if replicas.warm else "min"
         yield Conflict(
-            ((*here, "replicas", "max"), (*here, "replicas", "min")),
-            f"max = {replicas.max} needs autoscaling, which does not exist; set min to the number "
-            "of replicas and leave max out",
-        )
-    if replicas.warm:
-        yield Conflict(
-            ((*here, "replicas", "warm"),),
-            "warm replicas need autoscaling, which does not exist; leave warm out",
+            ((*here, "replicas", key), (*here, "replicas", "max")),
+            f"{key} = {getattr(replicas, key)} needs max, the most replicas that may run",
         )
     sequences_max = model.sequences_max or SEQUENCES_MAX_DEFAULT
     if model.policy == "static" and model.static_batch > sequences_max:

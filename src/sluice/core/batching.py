@@ -125,6 +125,7 @@ class Batching:
             step_ns=step_ns,
             blocked=blocked,
             seats=self._seats.known if new else self._seats.count(),
+            decode_tokens_per_s=self._seats.decode_tokens_per_s,
         )
 
     # ------------------------------------------------------------------------------ decode blocks

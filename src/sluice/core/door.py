@@ -20,6 +20,7 @@ from sluice.core.ladder import Leaves, Stays, walk
 from sluice.core.path_budget import Predicted
 from sluice.core.pools import Pool
 from sluice.core.request import TIER_DEFAULT, Request, Rung
+from sluice.core.supply import asked, begin
 
 # At most so many of the waiting give way to one newcomer, or are given up in one sweep.
 DROPS_MAX = 8
@@ -36,18 +37,27 @@ def answer(
     """What becomes of a request that can run here; nothing is counted yet."""
     pool.came(request, now_ns)
     accepted = pool.accept(request, number, now_ns)
+    asked(pool, accepted.work, now_ns)
     if pool.returns.claimed(request, now_ns):
         accepted.order = accepted.order._replace(newcomer=False)
         if hopeless(pool, accepted):
             accepted.ttft_due_ns = None
     door = Door(pool, accepted, now_ns)
+    if not pool.ready():
+        accepted.ttft_due_ns = None  # held until a replica serves: it is late whatever is done
+        return door, Stays(request)
     return door, walk(request, door)
 
 
 def refusal_before(pool: Pool, least: Request, number: int, now_ns: int) -> Refusal | None:
     """Why a request is refused whatever its prompt is; ``least`` is the request without it."""
-    full = pool.refusal_before(least, now_ns)
-    return full or late_whatever(pool, least, number, now_ns)
+    if not pool.ready():
+        return None
+    refusal = pool.refusal_before(least, now_ns)
+    refusal = refusal or late_whatever(pool, least, number, now_ns)
+    if refusal is not None and pool.scaler is not None:
+        asked(pool, pool.usual_work(pool.accept(least, number, now_ns)), now_ns)
+    return refusal
 
 
 def late_whatever(pool: Pool, least: Request, number: int, now_ns: int) -> Refusal | None:
@@ -87,7 +97,7 @@ def place_next(pool: Pool, now_ns: int) -> Dispatch | tuple[Accepted, Refusal] |
         return accepted, refusal
     pool.queue.took_turn(accepted)
     pool.queue.remove(accepted)
-    return pool.start(accepted, scores, now_ns)
+    return begin(pool, accepted, scores, now_ns)
 
 
 def predicted(pool: Pool, now_ns: int) -> Predicted:

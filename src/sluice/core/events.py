@@ -117,7 +117,8 @@ class Report:
     ``step_ns`` is the running mean of its steps' durations, in which one stalled step counts
     little.
     ``seats`` is how many sequences like the present ones it can run at a time within their targets,
-    ``None`` where it does not know. Without ``gauged`` the counts of a remote replica are the
+    ``None`` where it does not know. ``decode_tokens_per_s`` is what it would give with all of them
+    taken, 0 where that is unknown. Without ``gauged`` the counts of a remote replica are the
     gateway's own, which say nothing of what waits inside.
     """
 
@@ -134,6 +135,7 @@ class Report:
     blocked: int = 0
     seats: int | None = None
     gauged: bool = True
+    decode_tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +274,17 @@ class ReplicaDraining:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicasPinned:
+    """Somebody else says how many replicas of a model serve, within its bounds.
+
+    ``None`` leaves it to the fleet again.
+    """
+
+    model: str
+    number: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Reconfigured:
     """The operator changed what is allowed. Nothing that was accepted is ended by it.
 
@@ -299,7 +312,8 @@ class Tick:
 
 FleetEvent = (
     Arrived | Cancelled | Progress | Ended | ReplicaReady | ReplicaReported | ReplicaLost
-    | AttemptFailed | QuotaTold | ReplicaDraining | Reconfigured | FleetDraining | Tick
+    | AttemptFailed | QuotaTold | ReplicaDraining | ReplicasPinned | Reconfigured | FleetDraining
+    | Tick
 )  # fmt: skip
 
 # -------------------------------------------------------------------------------- fleet: effects

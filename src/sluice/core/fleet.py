@@ -37,6 +37,7 @@ from sluice.core.events import (
     ReplicaLost,
     ReplicaReady,
     ReplicaReported,
+    ReplicasPinned,
     Retarget,
     Shorten,
     StartReplica,
@@ -46,7 +47,7 @@ from sluice.core.events import (
 )
 from sluice.core.fleet_replica import FleetReplica, RestartLimits
 from sluice.core.ladder import Leaves, Stays
-from sluice.core.lifecycle import ReplicaState
+from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState
 from sluice.core.limits import PoolLimits, RouteLimits, TenantLimits
 from sluice.core.membership import let_leave, set_limits
 from sluice.core.model_routes import Choice, ModelRoute, Question, set_routes
@@ -54,6 +55,7 @@ from sluice.core.news import hear
 from sluice.core.path_budget import Predicted
 from sluice.core.pools import Pool, PoolView
 from sluice.core.request import EndReason, Request, Rung, Usage
+from sluice.core.supply import attend, begin, not_held, overstayed, pin
 from sluice.core.tenants import Allowance, TenantLedger
 
 # What leaves the replicas' states as they are.
@@ -106,6 +108,9 @@ class Fleet:
         if self._are_leaving:
             gone, self._are_leaving = let_leave(self._pools, self._replicas)
             effects += [StopReplica(replica_id) for replica_id in gone]
+        if self._drain_by_ns is None:
+            for pool in self._pools.values():
+                effects += attend(pool, now_ns)
         effects += self._dispatch(now_ns)
         wake_ns = self._next_wake_ns(now_ns)
         if wake_ns is not None and wake_ns != self._wake_ns:
@@ -130,6 +135,8 @@ class Fleet:
             case ReplicaReady() | ReplicaReported() | QuotaTold() | ReplicaDraining():
                 replica = self._replicas[event.replica_id]
                 hear(self._pools[replica.model], replica, event, now_ns)
+            case ReplicasPinned():
+                pin(self._pools[event.model], event.number)
             case Reconfigured():
                 return self._reconfigured(event, now_ns)
             case FleetDraining():
@@ -179,7 +186,7 @@ class Fleet:
         for replica in pool.replicas:
             if replica.is_serving:
                 return shut(pool, now_ns)
-        return pool.not_ready(now_ns)
+        return not_held(pool, now_ns)
 
     def _accept(self, pool: Pool, door: Door, now_ns: int) -> list[FleetEffect]:
         """Count a request, and start it if it can: who waits was placed as far as possible."""
@@ -193,7 +200,7 @@ class Fleet:
         if door.scores:
             if pool.queue:
                 pool.queue.took_turn(accepted)
-            return [*effects, pool.start(accepted, door.scores, now_ns)]
+            return [*effects, begin(pool, accepted, door.scores, now_ns)]
         pool.enqueue(accepted, now_ns)
         for dropped, refusal in door.drops:
             effects += self._turn_away(dropped, refusal, now_ns)
@@ -300,7 +307,7 @@ class Fleet:
 
     def _lost(self, event: ReplicaLost, now_ns: int) -> list[FleetEffect]:
         replica, error = self._replicas[event.replica_id], event.error
-        if replica.state not in (ReplicaState.STARTING, ReplicaState.READY):
+        if ReplicaState.BACKOFF not in REPLICA_MOVES[replica.state]:
             return []
         if event.permanent:
             replica.fail(error)
@@ -358,6 +365,9 @@ class Fleet:
                 why = "no replica is left that could try it again"
                 instead = self._fall_back(accepted, now_ns)
                 effects += instead or self._end(accepted, EndReason.FAILED, why, now_ns)
+            for accepted in overstayed(pool, now_ns):
+                why = "its replica was to be stopped and waited for it as long as it may"
+                effects += self._end(accepted, EndReason.SHUTDOWN, why, now_ns)
             for accepted in pool.queue.overdue(now_ns):
                 effects += self._turn_away(accepted, pool.overdue(accepted, now_ns), now_ns)
         return effects + self._start_due(now_ns)

@@ -102,8 +102,10 @@ class _Alike:
 class FleetReplica:
     """One replica: its state, and what was dispatched to it.
 
-    A ``remote`` one has a ``gate`` once it served. ``opens_ns`` is when that lets the request pass
-    that was refused last, ``None`` where it passed or waits for another one to end.
+    Only scaling starts one that is ``scaled``: as it was asked for at ``asked_ns``, ``warming``
+    where it is to be warm when it is ready, ``woken`` where it was. One that drains leaves by
+    ``leave_by_ns``. A ``remote`` one has a ``gate`` once it served. ``opens_ns`` is when that lets
+    the request pass that was refused last, ``None`` where it passed or waits for another to end.
     """
 
     id: str
@@ -134,6 +136,11 @@ class FleetReplica:
     releases_ns: int = 0
     draining: bool = False
     leaving: bool = False
+    scaled: bool = False
+    warming: bool = False
+    woken: bool = False
+    asked_ns: int = 0
+    leave_by_ns: int | None = None
     remote: RemoteLimits | None = None
     gate: RemoteGate | None = None
     opens_ns: int | None = None
@@ -147,6 +154,17 @@ class FleetReplica:
         self.move(ReplicaState.STARTING)
         self.start_ns = None
         self.started_ns = now_ns
+
+    def keep_warm(self, limits: ReplicaLimits) -> None:
+        """It is loaded, and gets nothing until it is started again."""
+        self.move(ReplicaState.WARM)
+        self.limits, self.tokens_max = limits, tokens_max(limits)
+        self.warming, self.error, self.leave_by_ns = False, "", None
+
+    def rest(self) -> None:
+        """Its process is not wanted any more."""
+        self.move(ReplicaState.STOPPED)
+        self.warming, self.start_ns, self.report, self.leave_by_ns = False, None, None, None
 
     def serve(self, limits: ReplicaLimits, now_ns: int) -> None:
         """It is ready, and knows nothing of earlier incarnations."""
@@ -168,6 +186,9 @@ class FleetReplica:
 
     def lose(self, error: str, restarts: RestartLimits | None, now_ns: int) -> None:
         """It is gone; its next start is planned, or none where ``restarts`` is ``None``."""
+        if self.state is not ReplicaState.STARTING:
+            self.asked_ns = now_ns
+        self.warming, self.leave_by_ns = False, None
         recent = [at for at in self.losses_ns if restarts and now_ns - at <= restarts.window_ns]
         losses = len(recent) + 1
         if restarts is None:
@@ -206,7 +227,7 @@ class FleetReplica:
     def is_due(self, now_ns: int) -> bool:
         """Whether it is to be started: never yet, or again."""
         if self.start_ns is None:
-            return self.state is ReplicaState.STOPPED
+            return self.state is ReplicaState.STOPPED and not self.scaled
         return self.start_ns <= now_ns
 
     @property

@@ -27,7 +27,9 @@ class ReplicaState(StrEnum):
 
     STOPPED = "stopped"  # not running, and not about to
     STARTING = "starting"  # its process was asked for, or loads the model
+    WARM = "warm"  # the model is loaded; it gets no request
     READY = "ready"
+    DRAINING = "draining"  # finishes what it has, and gets nothing more
     BACKOFF = "backoff"  # was lost; waits for its next start
     CRASH_LOOP = "crash_loop"  # was lost too often of late; starts are rare
     FAILED = "failed"  # another start would fail in the same way
@@ -46,8 +48,10 @@ SEQUENCE_MOVES: Mapping[SequenceState, tuple[SequenceState, ...]] = {
 
 REPLICA_MOVES: Mapping[ReplicaState, tuple[ReplicaState, ...]] = {
     R.STOPPED: (R.STARTING,),
-    R.STARTING: (R.READY, R.BACKOFF, R.CRASH_LOOP, R.FAILED, R.STOPPED),
-    R.READY: (R.BACKOFF, R.CRASH_LOOP, R.FAILED, R.STOPPED),
+    R.STARTING: (R.WARM, R.READY, R.BACKOFF, R.CRASH_LOOP, R.FAILED, R.STOPPED),
+    R.WARM: (R.STARTING, R.BACKOFF, R.CRASH_LOOP, R.FAILED, R.STOPPED),
+    R.READY: (R.DRAINING, R.BACKOFF, R.CRASH_LOOP, R.FAILED, R.STOPPED),
+    R.DRAINING: (R.READY, R.WARM, R.BACKOFF, R.CRASH_LOOP, R.FAILED, R.STOPPED),
     R.BACKOFF: (R.STARTING, R.STOPPED),
     R.CRASH_LOOP: (R.STARTING, R.STOPPED),
     R.FAILED: (),

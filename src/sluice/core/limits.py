@@ -51,6 +51,44 @@ class RemoteLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Peak:
+    """At least ``replicas`` serve from ``begin_ns`` to ``end_ns``, and again ``every_ns``."""
+
+    begin_ns: int
+    end_ns: int
+    every_ns: int
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleLimits:
+    """How many replicas a model may have, and how they follow its load; see ``core/scaling.py``.
+
+    ``warm`` are kept loaded beyond those that serve, as far as ``replicas_max`` leaves room.
+    ``utilisation`` is the share of a replica's speed that is planned with, ``quantile`` that of the
+    forecasts that are to hold. A backlog is to be gone within ``drain_ns``. Where more than 5 % of
+    the requests wait longer than ``wait_ns``, more replicas are asked for. ``start_ns`` is the time
+    to ready until one was measured. The last replica of a model with ``replicas_min`` 0 goes after
+    ``idle_ns`` without a request; while none serves ``hold_places`` requests are held, each for
+    ``hold_ns``. A replica that is to go may finish what it has for ``leave_ns``.
+    """
+
+    replicas_min: int = 1
+    replicas_max: int = 1
+    warm: int = 0
+    utilisation: float = 0.85
+    quantile: float = 0.9
+    drain_ns: int = 30_000_000_000
+    wait_ns: int = 1_000_000_000
+    start_ns: int = 60_000_000_000
+    idle_ns: int = 300_000_000_000
+    hold_places: int = 64
+    hold_ns: int = 60_000_000_000
+    leave_ns: int = 600_000_000_000
+    peaks: tuple[Peak, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PoolLimits:
     """One model and its replicas, as configured.
 
@@ -66,7 +104,8 @@ class PoolLimits:
     active, and of tiers above 0 while tier 0 is. ``aging_ns`` is the wait that lower tiers are not
     to pass, ``None`` for strict order of tiers. ``weights`` are the shares of work that the
     replicas get, in their order; without them all get the same. ``remote`` is set where the
-    replicas are engines elsewhere.
+    replicas are engines elsewhere. With ``scale`` the replicas are places for as many as may run;
+    without it all run.
     """
 
     model: str
@@ -82,6 +121,7 @@ class PoolLimits:
     weights: tuple[float, ...] = ()
     remote: RemoteLimits | None = None
     fallback: tuple[str, ...] = ()
+    scale: ScaleLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)

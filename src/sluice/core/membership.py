@@ -30,6 +30,8 @@ def set_limits(pools: Pools, replicas: Replicas, limits: Sequence[PoolLimits]) -
         for replica in leaving:
             replica.leaving = True
         pool.limits = one
+        if one.scale is not None and pool.scaler is not None:
+            pool.scaler.limits, pool.scaler.due_ns = one.scale, 0
         pool.set_replicas((*staying, *leaving))
         replicas.update((replica.id, replica) for replica in staying)
     for pool in pools.values():
@@ -56,6 +58,7 @@ def _staying(limits: PoolLimits, known: Replicas) -> tuple[FleetReplica, ...]:
         replica = known.get(name)
         if replica is None:
             replica = FleetReplica(name, limits.model, remote=limits.remote)
+        replica.scaled = limits.scale is not None
         replica.weight = weight
         replicas.append(replica)
     return tuple(replicas)

@@ -27,6 +27,7 @@ from sluice.core.request import TIER_DEFAULT, TIER_MAX, TTFT_NS_DEFAULT, Request
 from sluice.core.retries import RetryBudget
 from sluice.core.returns import Returns
 from sluice.core.routing import block_chain, blocks_needed, rank
+from sluice.core.scaling import Decision, Scaler
 from sluice.core.service import ServiceTimes
 
 # Time from start to ready that is told to clients before one was seen.
@@ -52,7 +53,8 @@ class PoolView:
     ``wait_ns`` is the wait predicted for a newcomer of the default tier. ``longest_wait_ns`` holds,
     for each tier of which some wait, how long the first of them has waited. ``bookings`` refused
     clients were told when to come back; ``returning`` is the share of them that do. ``margin`` is
-    the factor by which predicted waits are stretched.
+    the factor by which predicted waits are stretched. ``scaling`` is the last decision on how many
+    replicas there are, where that follows the load.
     """
 
     model: str
@@ -71,6 +73,7 @@ class PoolView:
     bookings: int = 0
     returning: float = 1.0
     margin: float = 1.0
+    scaling: Decision | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +99,7 @@ class Pool:
     start_margin: Margin = field(default_factory=Margin)
     load_ns: int = LOAD_NS_UNKNOWN
     stuck: bool = False
+    scaler: Scaler | None = field(init=False)
     retries: RetryBudget | None = field(init=False)
     resting: list[tuple[int, int, Accepted]] = field(default_factory=list)
     _by_id: dict[str, FleetReplica] = field(init=False)
@@ -106,7 +110,9 @@ class Pool:
 
     def __post_init__(self) -> None:
         self.set_replicas(self.replicas)
-        remote = self.limits.remote
+        remote, scale = self.limits.remote, self.limits.scale
+        self.scaler = None if scale is None else Scaler(scale)
+        self.load_ns = self.load_ns if scale is None else scale.start_ns
         self.retries = None if remote is None else RetryBudget(remote.retries)
 
     def set_replicas(self, replicas: tuple[FleetReplica, ...]) -> None:
@@ -245,6 +251,8 @@ class Pool:
             accepted.request.deadline_ns,
         )
         accepted.due_ns = min(bound_ns for bound_ns in bounds_ns if bound_ns is not None)
+        if self.limits.scale is not None and not self.ready():  # held until one serves
+            accepted.due_ns = max(accepted.due_ns, now_ns + self.limits.scale.hold_ns)
         self.queue.add(accepted)
 
     def yielding(self, waiting: Iterable[Accepted], accepted: Accepted) -> list[Accepted]:
@@ -308,7 +316,8 @@ class Pool:
             if replica.start_ns is not None:
                 waits.append(replica.start_ns + self.load_ns - now_ns)
             elif replica.state is ReplicaState.STARTING:
-                waits.append(replica.started_ns + self.load_ns - now_ns)
+                wakes = self.scaler is not None and replica.woken
+                waits.append(replica.started_ns + (0 if wakes else self.load_ns) - now_ns)
         return max(NS_PER_S, min(waits[1:] or waits))
 
     # --------------------------------------------------------------------------------- promises
@@ -491,9 +500,12 @@ class Pool:
 
     def wake_times_ns(self, now_ns: int) -> tuple[int | None, ...]:
         """When something about those that wait is to be looked at again."""
+        scaler = self.scaler
+        scaled = () if scaler is None else (scaler.due_ns, scaler.leave_ns)
         if not self.queue and not self.resting:
-            return ()
-        return (self.queue.next_due_ns(), self.next_sweep_ns(), self.next_open_ns(now_ns))
+            return scaled
+        waiting = (self.queue.next_due_ns(), self.next_sweep_ns(), self.next_open_ns(now_ns))
+        return (*scaled, *waiting)
 
     # ------------------------------------------------------------------------- when to come back
 
@@ -502,6 +514,8 @@ class Pool:
 
         Told times leave as much of the pool to newcomers as promises do.
         """
+        if self.scaler is not None:
+            self.scaler.refused()
         spacing_ns = round(self.gap_ns() * request.choices / self.limits.utilisation)
         return self.returns.told(request, refusal, now_ns, chance, spacing_ns=spacing_ns)
 
@@ -582,4 +596,5 @@ class Pool:
             bookings=len(self.returns),
             returning=self.returns.share,
             margin=self.wait_margin.factor(0.95, now_ns),
+            scaling=None if self.scaler is None else self.scaler.decision,
         )

@@ -18,7 +18,8 @@ FURTHER_MAX = 4  # further sequences that the KV pool is tried for: the count is
 class Seats:
     """Counts the seats of one replica; the count holds until somebody comes or goes.
 
-    ``known`` is the last count.
+    ``known`` is the last count, ``decode_tokens_per_s`` what so many residents like the last ones
+    give together, 0 while there were none.
 
     So steps that are taken in one stretch leave the same count as one by one.
     """
@@ -27,12 +28,14 @@ class Seats:
         self._roster = roster
         self._version = -1
         self.known = roster.limits.sequences_max
+        self.decode_tokens_per_s = 0.0
 
     def count(self) -> int:
         """The residents, and further sequences like them that they leave time and blocks for."""
         if self._version != self._roster.version:
             self._version = self._roster.version
             self.known = self._counted()
+            self._time_full()
         return self.known
 
     def _counted(self) -> int:
@@ -41,6 +44,16 @@ class Seats:
             return roster.limits.sequences_max
         held = [holding(sequence, roster) for sequence in roster.residents]
         return max(1, min(self._in_time(held), len(held) + self._further(held)))
+
+    def _time_full(self) -> None:
+        """Note how fast it would be with all seats taken, as far as the KV pool holds them."""
+        roster = self._roster
+        if roster.residents:
+            usual = max(1, roster.ceiling.tokens // len(roster.residents))
+            held = max(1, roster.limits.blocks_total // roster.ledger.blocks_for(usual))
+            rows = min(self.known, held)
+            step_ns = roster.cost.step_ns(Load(rows, rows, rows * usual))
+            self.decode_tokens_per_s = rows * 1e9 / max(1, step_ns)
 
     def _ample(self) -> bool:
         """Whether there is time and room for all, whatever the outputs will be."""

@@ -23,7 +23,8 @@ class ServiceTimes:
 
     Load reports say how fast a replica is now. Where they do not, as those of remote engines, time
     per token comes from the phases of completed requests. ``mean_output_tokens`` is the mean output
-    of the requests that completed of late, ``mean_prefill_tokens`` their mean prompt without what
+    of the requests that completed of late, ``decode_tokens_per_s`` what a replica gives when it is
+    full, ``mean_prefill_tokens`` their mean prompt without what
     was cached.
     """
 
@@ -39,6 +40,7 @@ class ServiceTimes:
         self._asked = 0.0
         self._fastest_tokens_per_s = 0.0
         self._least_token_ns = 0.0
+        self.decode_tokens_per_s = 0.0
         self.mean_output_tokens = OUTPUT_TOKENS_UNKNOWN
         self.mean_prefill_tokens = 0
 
@@ -46,6 +48,10 @@ class ServiceTimes:
         """Note how fast a replica is when it has little else to do; a change is believed slowly."""
         rate, step_ns = report.prefill_tokens_per_s, report.step_ns
         self._fastest_tokens_per_s = max(EXTREME_KEPT * self._fastest_tokens_per_s, rate)
+        full = report.decode_tokens_per_s
+        if full > 0:
+            kept = KEPT_SHARE if self.decode_tokens_per_s else 0.0
+            self.decode_tokens_per_s = kept * self.decode_tokens_per_s + (1.0 - kept) * full
         if step_ns > 0:
             least_ns = self._least_token_ns / EXTREME_KEPT if self._least_token_ns else step_ns
             self._least_token_ns = min(least_ns, step_ns)
@@ -119,6 +125,17 @@ class ServiceTimes:
         if self._requests:
             return round(self._decode_ns / max(1.0, self._output_tokens))
         return SERVICE_NS_UNKNOWN // OUTPUT_TOKENS_UNKNOWN
+
+    def work_s(self, prefill_tokens: int, output_tokens: int, seats: int) -> float | None:
+        """Time that so many tokens take of a replica that is as full as it can be, ``None`` where
+        its speed is unknown. Without reports a request takes its share of the ``seats``."""
+        full = self.decode_tokens_per_s
+        if full:
+            return (self.least_prefill_ns(prefill_tokens) or 0) / NS_PER_S + output_tokens / full
+        if not self._requests:
+            return None
+        whole_ns = self.prefill_ns(prefill_tokens, None) + output_tokens * self.token_ns(None)
+        return whole_ns / max(1, seats) / NS_PER_S
 
     def mean_ns(self, report: Report | None) -> int:
         """Predicted time that a request of the usual size is on board of a replica."""

@@ -7,6 +7,7 @@ token and end are in time. A refusal or a failure is never good.
 
 from dataclasses import dataclass, field
 from math import sqrt
+from typing import NamedTuple
 
 from sluice.core.admission import NS_PER_S
 from sluice.core.events import Ended
@@ -98,6 +99,15 @@ class Tally:
         return self.met_from_first / known if known else 0.0
 
 
+class Scaling(NamedTuple):
+    """From ``at_s`` after the first arrival on ``number`` replicas were to serve."""
+
+    at_s: float
+    model: str
+    number: int
+    reason: str
+
+
 @dataclass(slots=True, eq=False)
 class Outcome:
     """A run. Figures are about the requests after the warm-up, followed to their ends.
@@ -108,7 +118,9 @@ class Outcome:
     ``waiting_at_half`` when half had; ``queued_at_end`` and ``queued_at_half`` of these had no
     first token yet. ``reasons`` counts refusals by their code. ``batches`` holds
     requests of which it is known whether they met their targets, and those that did, by the order
-    of arrival.
+    of arrival. ``replica_hours`` count from the start of a replica to its stop, ``warm_hours`` are
+    those of them in which it was loaded and got nothing. ``scalings`` are the changes of how many
+    were to serve.
     """
 
     whole: Tally = field(default_factory=Tally)
@@ -121,6 +133,8 @@ class Outcome:
     counted_s: float = 0.0
     simulated_s: float = 0.0
     replica_hours: float = 0.0
+    warm_hours: float = 0.0
+    scalings: list[Scaling] = field(default_factory=list)
     preemptions: int = 0
     steps: int = 0
     waiting_at_half: int = 0
@@ -132,6 +146,20 @@ class Outcome:
     def attainment(self) -> float:
         """Share of the requests that met their targets."""
         return self.whole.attainment
+
+    @property
+    def direction_changes(self) -> int:
+        """How often a model whose replicas had become more began to have fewer, or the reverse."""
+        changes = 0
+        last: dict[str, tuple[int, bool]] = {}
+        for scaling in self.scalings:
+            number, rose = last.get(scaling.model, (scaling.number, True))
+            rises = scaling.number > number
+            if scaling.number != number and scaling.model in last:
+                changes += rises != rose
+                rose = rises
+            last[scaling.model] = (scaling.number, rose)
+        return changes
 
     @property
     def goodput_rps(self) -> float:

@@ -24,6 +24,7 @@ from sluice.core.events import (
     ReplicaLost,
     ReplicaReady,
     Retarget,
+    Scaled,
     Shorten,
 )
 from sluice.core.replica import Replica
@@ -81,6 +82,8 @@ class Recording:
                     observer.shortened(effect)
                 case Retarget():
                     observer.retargeted(effect)
+                case Scaled():
+                    observer.scaled(effect)
                 case Fail():
                     self._end_here(effect.request_id, effect.reason, effect.error, now_ns)
                 case _:

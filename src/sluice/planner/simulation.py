@@ -36,9 +36,13 @@ from sluice.core.events import (
     ReplicaEffect,
     ReplicaEvent,
     ReplicaLost,
+    ReplicaReady,
     Retarget,
+    Scaled,
     Shorten,
     StartReplica,
+    StopReplica,
+    WarmReplica,
 )
 from sluice.core.fleet import Fleet
 from sluice.core.limits import PoolLimits, TenantLimits
@@ -49,14 +53,14 @@ from sluice.executors.base import StepExecutor
 from sluice.planner.estimate import Targets
 from sluice.planner.faults import Fault, Lost, Slow, Stall
 from sluice.planner.faulty import Condition, FaultyExecutor
-from sluice.planner.outcome import Counting, Life, Outcome
+from sluice.planner.outcome import Counting, Life, Outcome, Scaling
 from sluice.planner.recording import Recording
 from sluice.planner.replicas import SimulatedReplica
 from sluice.planner.steady import CHUNK_TOKENS_MAX
 from sluice.runtime.calibration import calibrate
 from sluice.runtime.generation import Call, TokenPrompt
 from sluice.runtime.virtual import STEP_BY_STEP, Stretching
-from sluice.runtime.virtual_fleet import VirtualFleet
+from sluice.runtime.virtual_fleet import SameStart, Starting, VirtualFleet
 from sluice.telemetry.journal_file import Journal
 from sluice.workload.asks import Ask, BadWorkload, Workload
 from sluice.workload.prompts import Prompts
@@ -66,6 +70,9 @@ END_TOKEN = 0
 # more: replicas reserve memory by what answers were, not by this.
 OUTPUT_TOKENS_MAX_DEFAULT = 2048
 STEP_S_MAX = 1.0
+# The fleet hears of a replica that only decodes at least so often, unless one says: every few
+# steps.
+SILENCE_NS_MAX = 250_000_000
 # Replicas that know their speed tell that of prefill in chunks of this size.
 KNOWN_CHUNK_TOKENS = 1024
 
@@ -110,12 +117,17 @@ class SimulatedPool:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFleet:
-    """All models. A replica that starts takes ``load_ns``; the workload begins when all have."""
+    """All models. A replica that starts takes ``load_ns``; the workload begins when all have.
+
+    ``starting`` says it for each replica, where they follow the load: then those that there are at
+    first serve at once.
+    """
 
     pools: tuple[SimulatedPool, ...]
     tenants: tuple[TenantLimits, ...] = ()
     load_ns: int = 0
     faults: tuple[Fault, ...] = ()
+    starting: Starting | None = None
 
     @property
     def by_model(self) -> Mapping[str, SimulatedPool]:
@@ -139,26 +151,26 @@ class Span:
 
     More come behind them, which are not counted either, until these have ended, so that the last
     ones do not have the fleet for themselves; at most as many again, and none into a journal.
-    A client that is refused comes back when it was told to, up to ``retries`` times. ``told`` is
-    called with the number of requests that have arrived, now and then.
+    A client that is refused comes back when it was told to, up to ``retries`` times. The fleet
+    hears of a replica that only decodes every ``silence_ns_max``. ``told`` is called with the
+    number of requests that have arrived, now and then.
     """
 
     requests: int
     warm_up: int = 0
     retries: int = 0
+    silence_ns_max: int = SILENCE_NS_MAX
     told: Callable[[int], None] | None = field(default=None, compare=False)
 
 
 TOLD_EVERY = 1000
 # Share of the requests that begin on an empty fleet and are not counted, unless one says.
 WARM_UP = 0.1
-# The fleet hears of a replica that only decodes at least so often: every few steps.
-SILENCE_NS_MAX = 250_000_000
 
 
-def _stretching(faults: Sequence[Fault]) -> Stretching:
+def _stretching(faults: Sequence[Fault], silence_ns_max: int) -> Stretching:
     """A fault that comes to a replica must find it where it is."""
-    return Stretching(silence_ns_max=None if faults else SILENCE_NS_MAX)
+    return Stretching(silence_ns_max=None if faults else silence_ns_max)
 
 
 def simulate(
@@ -230,6 +242,9 @@ class Simulation:
         self._lives: dict[str, Life] = {}
         self._replicas: list[Replica] = []
         self._running_ns: dict[str, int] = {}
+        self._warming: set[str] = set()
+        self._warm_ns: dict[str, int] = {}
+        self._fed, self._scales = False, fleet.starting is not None
         self._first_ns = self._last_ns = self._over_ns = self._counted_over_ns = 0
         self._usual = next(iter(self._pools))
         core = Fleet(
@@ -240,17 +255,19 @@ class Simulation:
         self.virtual = VirtualFleet(
             core,
             self._make,
-            load_ns=fleet.load_ns,
+            starting=fleet.starting or SameStart(fleet.load_ns),
             end_tokens=frozenset({END_TOKEN}),
             watcher=self,
-            stretching=STEP_BY_STEP if journal is not None else _stretching(fleet.faults),
+            stretching=STEP_BY_STEP
+            if journal is not None
+            else _stretching(fleet.faults, span.silence_ns_max),
         )
         self._recording: Recording | None = None
         if journal is not None:
             driver = self.virtual.driver
             self._recording = Recording(journal, self._model_of, lambda: driver.now_ns)
         self._seed = seed
-        self._began_ns = fleet.load_ns
+        self._began_ns = 0 if fleet.starting is not None else fleet.load_ns
         slows = any(isinstance(fault, Slow) for fault in fleet.faults)
         self._learns = slows or journal is not None
         self._conditions: dict[str, Condition] = {}
@@ -277,7 +294,7 @@ class Simulation:
             if count < self._span.requests:
                 self._comes(count, at_ns)
             elif self._counting.complete:
-                return
+                break
             model = ask.model or self._usual
             pool = self._pools.get(model)
             if pool is None:
@@ -288,6 +305,8 @@ class Simulation:
             if ask.leaves_ns is not None:
                 self.virtual.at(at_ns + ask.leaves_ns, Cancelled(request.id))
             yield at_ns, model, request
+        self._fed = True
+        self._rest()
 
     def _comes(self, count: int, at_ns: int) -> None:
         """Note the arrival of one that is counted, or is of the warm-up."""
@@ -379,6 +398,8 @@ class Simulation:
                 self._counting.left(life, now_ns)
         elif isinstance(event, ReplicaLost):
             self._stopped(event.replica_id, now_ns)
+        elif isinstance(event, ReplicaReady) and event.replica_id in self._warming:
+            self._warm_ns.setdefault(event.replica_id, now_ns)
         elif isinstance(event, Arrived):
             self._lives[event.request.id].model = event.model
         if effects:
@@ -398,7 +419,20 @@ class Simulation:
                 case Shorten() | Retarget():
                     self._lives[effect.request_id].degraded = True
                 case StartReplica():
-                    self._running_ns[effect.replica_id] = now_ns
+                    self._running_ns.setdefault(effect.replica_id, now_ns)
+                    self._woken(effect.replica_id, now_ns)
+                case WarmReplica():
+                    if effect.replica_id in self._running_ns:
+                        self._warm_ns[effect.replica_id] = now_ns
+                    self._warming.add(effect.replica_id)
+                    self._running_ns.setdefault(effect.replica_id, now_ns)
+                case StopReplica():
+                    self._stopped(effect.replica_id, now_ns)
+                case Scaled():
+                    at_s = (now_ns - self._began_ns) / NS_PER_S
+                    self.outcome.scalings.append(
+                        Scaling(at_s, effect.model, effect.number, effect.reason)
+                    )
                 case _:
                     pass
 
@@ -430,9 +464,27 @@ class Simulation:
             self._over_ns = now_ns
             if self._counting.counts(life):
                 self._counted_over_ns = now_ns
+            self._rest()
         return life
 
+    def _rest(self) -> None:
+        """Let no timer go on where all is over: how many replicas there are is decided for ever."""
+        if self._fed and not self._lives and self._scales:
+            driver = self.virtual.driver
+            driver.call_at(driver.now_ns, self._halt_if_over)
+
+    def _halt_if_over(self) -> None:
+        if not self._lives:
+            self.virtual.halt()
+
+    def _woken(self, replica_id: str, now_ns: int) -> None:
+        self._warming.discard(replica_id)
+        warm_ns = self._warm_ns.pop(replica_id, None)
+        if warm_ns is not None:
+            self.outcome.warm_hours += (now_ns - warm_ns) / NS_PER_S / 3600
+
     def _stopped(self, replica_id: str, now_ns: int) -> None:
+        self._woken(replica_id, now_ns)
         started_ns = self._running_ns.pop(replica_id, None)
         if started_ns is not None:
             self.outcome.replica_hours += (now_ns - started_ns) / NS_PER_S / 3600

@@ -116,6 +116,7 @@ class VirtualDriver:
         self._seats: dict[str, _Seat] = {}
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._pushed = 0
+        self._halted = False
         self._sampling: dict[str, Sampling] = {}
 
     def add(self, replica_id: str, replica: Replica, executor: StepExecutor) -> None:
@@ -145,9 +146,15 @@ class VirtualDriver:
 
     def run(self, until_ns: int | None = None) -> None:
         """Let everything happen that is due, up to and including ``until_ns``."""
-        while self._heap and (until_ns is None or self._heap[0][0] <= until_ns):
+        while (
+            self._heap and not self._halted and (until_ns is None or self._heap[0][0] <= until_ns)
+        ):
             self.now_ns, _, action = heappop(self._heap)
             action()
+
+    def halt(self) -> None:
+        """Let nothing more happen once the event in hand is over."""
+        self._halted = True
 
     def _wake(self, seat: _Seat, wish: int) -> None:
         if wish == seat.wakes:  # else a later wish replaced this one

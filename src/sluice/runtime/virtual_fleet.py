@@ -1,12 +1,12 @@
 """A fleet in virtual time: the fleet's policy over replicas that ``VirtualDriver`` runs.
 
 It performs for ``Fleet`` what the gateway performs live: requests are dispatched at the instant of
-the decision, endings, first tokens and reports go back at theirs, replicas take ``load_ns`` to
-start. Nothing is decided here.
+the decision, endings, first tokens and reports go back at theirs, replicas take their time to start
+and to wake. Nothing is decided here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, assert_never
 
@@ -26,6 +26,7 @@ from sluice.core.events import (
     Reject,
     ReplicaEffect,
     ReplicaEvent,
+    ReplicaLimits,
     ReplicaLost,
     ReplicaReady,
     ReplicaReported,
@@ -41,6 +42,7 @@ from sluice.core.events import (
     WarmReplica,
 )
 from sluice.core.fleet import Fleet
+from sluice.core.pools import PoolView
 from sluice.core.replica import Replica
 from sluice.core.request import Request, Rung
 from sluice.executors.base import StepExecutor
@@ -63,10 +65,46 @@ class Watcher(Protocol):
         ...
 
 
+class Starting(Protocol):
+    """How long replicas take to be ready."""
+
+    def load_ns(self, replica_id: str, now_ns: int) -> int:
+        """A process that starts now takes so long."""
+        ...
+
+    def wake_ns(self, replica_id: str, now_ns: int) -> int:
+        """One that is loaded and warm takes so long."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SameStart:
+    """All take the same time to load, and none to wake."""
+
+    duration_ns: int = 0
+
+    def load_ns(self, replica_id: str, now_ns: int) -> int:  # noqa: ARG002
+        """See ``Starting``."""
+        return self.duration_ns
+
+    def wake_ns(self, replica_id: str, now_ns: int) -> int:  # noqa: ARG002
+        """See ``Starting``."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class LaterStart(SameStart):
+    """Those that are started at the very beginning serve at once."""
+
+    def load_ns(self, replica_id: str, now_ns: int) -> int:
+        """See ``Starting``."""
+        return 0 if now_ns == 0 else SameStart.load_ns(self, replica_id, now_ns)
+
+
 class VirtualFleet:
     """Runs a fleet until nothing is left to happen.
 
-    ``make`` gives a fresh replica with its executor whenever one starts, which takes ``load_ns``.
+    ``make`` gives a fresh replica with its executor whenever one has started, after ``starting``.
     ``stretching`` says how often the fleet hears of replicas that only decode; less often is much
     faster where there are many.
     """
@@ -76,7 +114,7 @@ class VirtualFleet:
         fleet: Fleet,
         make: MakeReplica,
         *,
-        load_ns: int = 0,
+        starting: Starting | None = None,
         end_tokens: frozenset[int] = frozenset(),
         watcher: Watcher,
         stretching: Stretching = AT_ONCE,
@@ -86,14 +124,16 @@ class VirtualFleet:
         )
         self._fleet = fleet
         self._make = make
-        self._load_ns = load_ns
+        self._starting = starting or SameStart()
         self._watcher = watcher
         self._requests: dict[str, Request] = {}
         self._replicas: dict[str, Replica] = {}
         self._told: dict[str, int] = {}
         self._silence_ns_max = stretching.silence_ns_max
         self._quiet_until_ns: dict[str, int] = {}
-        self._up: set[str] = set()
+        self._up: dict[str, ReplicaLimits] = {}
+        self._starts: dict[str, int] = {}
+        self._begun = 0
         self._wishes = 0
         self.at(0, Tick())
 
@@ -115,6 +155,14 @@ class VirtualFleet:
     def lose(self, at_ns: int, replica_id: str, *, permanent: bool = False) -> None:
         """Let the process of a replica end unasked, if it runs then; see ``ReplicaLost``."""
         self.driver.call_at(at_ns, partial(self._lose, replica_id, permanent=permanent))
+
+    def pools(self) -> tuple[PoolView, ...]:
+        """The models and replicas as the fleet sees them at this moment."""
+        return self._fleet.pools(self.driver.now_ns)
+
+    def halt(self) -> None:
+        """Let nothing more happen."""
+        self.driver.halt()
 
     def run(self, until_ns: int | None = None) -> None:
         """See ``VirtualDriver.run``."""
@@ -151,10 +199,11 @@ class VirtualFleet:
                 if effect.replica_id in self._up:
                     self.driver.at(now_ns, effect.replica_id, Cancelled(effect.request_id))
             case StartReplica() | WarmReplica():
-                start = partial(self._start, effect.replica_id)
-                self.driver.call_at(now_ns + self._load_ns, start)
+                self._bring_up(effect, now_ns)
             case StopReplica():
-                self._up.discard(effect.replica_id)
+                self._starts.pop(effect.replica_id, None)
+                if self._up.pop(effect.replica_id, None) is not None:
+                    self.driver.remove(effect.replica_id)
             case DrainReplica() | Scaled():
                 pass
             case WakeAt():
@@ -180,17 +229,36 @@ class VirtualFleet:
         if wish == self._wishes:  # else a later wish replaced this one
             self._handle(Tick())
 
-    def _start(self, replica_id: str) -> None:
+    def _bring_up(self, effect: StartReplica | WarmReplica, now_ns: int) -> None:
+        replica_id = effect.replica_id
+        if replica_id in self._up:
+            if isinstance(effect, StartReplica):
+                wake_ns = self._starting.wake_ns(replica_id, now_ns)
+                woken = partial(self._woken, replica_id, self._starts[replica_id])
+                self.driver.call_at(now_ns + wake_ns, woken)
+        elif replica_id not in self._starts:
+            self._begun += 1
+            self._starts[replica_id] = self._begun
+            start = partial(self._start, replica_id, self._begun)
+            self.driver.call_at(now_ns + self._starting.load_ns(replica_id, now_ns), start)
+
+    def _woken(self, replica_id: str, start: int) -> None:
+        if self._starts.get(replica_id) == start:
+            self._handle(ReplicaReady(replica_id, self._up[replica_id]))
+
+    def _start(self, replica_id: str, start: int) -> None:
+        if self._starts.get(replica_id) != start:
+            return  # it was stopped while it loaded
         replica, executor = self._make(replica_id)
         limits = executor.load()
         self._replicas[replica_id] = replica
         self.driver.add(replica_id, replica, executor)
-        self._up.add(replica_id)
+        self._up[replica_id] = limits
         self._handle(ReplicaReady(replica_id, limits))
 
     def _lose(self, replica_id: str, *, permanent: bool) -> None:
         if replica_id in self._up:
-            self._up.remove(replica_id)
+            del self._up[replica_id], self._starts[replica_id]
             self.driver.remove(replica_id)
             self._handle(ReplicaLost(replica_id, "the process ended", permanent=permanent))
 

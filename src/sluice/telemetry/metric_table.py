@@ -181,6 +181,11 @@ METRICS: tuple[Metric, ...] = (
         "Spans that found no room or that the collector did not take, and requests of which no "
         "span could be made.",
     ),
+    _counter(
+        "sluice_scaling_decisions_total",
+        ("model", "direction", "reason"),
+        "Times the number of replicas that are to serve changed, by the term that decided.",
+    ),
     _counter("sluice_journal_dropped_total", (), "Journal records that could not be written."),
     _counter(
         "sluice_routed_total",
@@ -195,6 +200,9 @@ METRICS: tuple[Metric, ...] = (
     _gauge("sluice_requests_in_flight", _MODEL, "Accepted requests that have not ended."),
     _gauge("sluice_requests_running", _MODEL, "Sequences that replicas compute."),
     _gauge("sluice_requests_waiting", _MODEL, "Sequences that wait, in the fleet or a replica."),
+    _gauge("sluice_replicas_wanted", _MODEL, "Replicas that are to serve, by the load."),
+    _gauge("sluice_replicas_needed", _MODEL, "The same without the bounds of the model."),
+    _gauge("sluice_replicas_loaded_wanted", _MODEL, "The same with the warm ones."),
     _gauge("sluice_queue_places", _MODEL, "Places in use, running and waiting."),
     _gauge("sluice_desired_replicas", _MODEL, "Replicas that are to serve or to be on their way."),
     _gauge("sluice_queue_places_max", _MODEL, "Places beyond which requests are refused."),

@@ -301,6 +301,11 @@ class Metrics:
         """A replica was lost."""
         self._add("sluice_replica_losses_total", (model, replica_id), 1)
 
+    def scaled(self, model: str, change: int, reason: str) -> None:
+        """The number of replicas that are to serve changed."""
+        direction = "up" if change > 0 else "down"
+        self._add("sluice_scaling_decisions_total", (model, direction, reason), 1)
+
     def engine_told(self, model: str, ttft_ns: int | None, *, estimated: bool) -> None:
         """What a remote engine told of its own, and whether it left the usage to be estimated."""
         if estimated:
@@ -456,7 +461,17 @@ def _pool_gauges(pool: PoolView) -> dict[str, float]:
     on_board = sum(replica.places for replica in pool.replicas)
     blocks = sum(report.blocks_total for _, report in reports)
     used = sum(report.blocks_total - report.blocks_free for _, report in reports)
-    return {
+    scaling = pool.scaling
+    scaled = (
+        {}
+        if scaling is None
+        else {
+            "replicas_wanted": scaling.number,
+            "replicas_needed": scaling.needed,
+            "replicas_loaded_wanted": scaling.loaded,
+        }
+    )
+    return scaled | {
         "requests_in_flight": pool.waiting + sum(replica.requests for replica in pool.replicas),
         "requests_running": on_board - waiting_inside,
         "requests_waiting": pool.waiting_places + waiting_inside,

@@ -228,6 +228,19 @@ class ReplicaChanged(Record, frozen=True):
     sequences_max: int = 0
 
 
+class FleetScaled(Record, frozen=True):
+    """So many replicas are to serve as ``number`` says, for ``reason``: the term that decided.
+
+    ``terms`` are the replicas that each of them asks for.
+    """
+
+    model: str
+    before: int
+    number: int
+    reason: str
+    terms: dict[str, float] = {}
+
+
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A part of one sequence's prompt in a step: ``tokens`` after ``past_tokens``."""
 
@@ -316,6 +329,7 @@ AnyRecord = (
     | RequestEnded
     | RequestText
     | ReplicaChanged
+    | FleetScaled
     | Step
     | PolicyRecord
     | Deployment

@@ -9,6 +9,7 @@ import os
 import random
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -55,6 +56,7 @@ from sluice.wiring.remote import (
     remote_model,
 )
 from sluice.wiring.routes import LoadedRoutes, load_routes
+from sluice.wiring.scaling import monday_ns, replica_names, scale_limits
 from sluice.wiring.simulated import SimulatedModel, is_simulated, simulated_model
 
 # The program of a replica process, of a model that is computed and of one that is simulated.
@@ -99,9 +101,9 @@ def make_gateway(
     sections = models_of(settings)
     here = {model.name: model for model in models}
     processes = {
-        f"{model.name}-{number}": model
+        replica_id: model
         for model in models
-        for number in range(model.section.replicas.min)
+        for replica_id in replica_names(model.name, model.section)
     }
     trial = GrammarTrial()
     served: dict[str, AnyModel] = {}
@@ -121,7 +123,7 @@ def make_gateway(
     told = deployment(models) | remote_deployment(sections)
     observer = _observer(settings, list(sections), _started(settings, models, told))
     fleet = Fleet(
-        pools_of(sections, model_of),
+        pools_of(settings, model_of),
         chance=random.SystemRandom(),
         tenants=tenant_limits(settings.tenants),
         routes=tuple(routes.limits.values()),
@@ -139,13 +141,15 @@ def make_gateway(
     return gateway
 
 
-def pools_of(
-    sections: Mapping[str, ModelSection], model_of: Mapping[str, str]
-) -> tuple[PoolLimits, ...]:
+def pools_of(settings: Settings, model_of: Mapping[str, str]) -> tuple[PoolLimits, ...]:
     """What the fleet holds to for each model; ``model_of`` are the models of replicas."""
+    monday = monday_ns(monotonic_ns(), wall_s())
     return tuple(
-        pool_limits(name, section, [one for one, of in model_of.items() if of == name])
-        for name, section in sections.items()
+        replace(
+            pool_limits(name, section, [one for one, of in model_of.items() if of == name]),
+            scale=scale_limits(name, section, settings.autoscale, monday),
+        )
+        for name, section in models_of(settings).items()
     )
 
 
@@ -294,7 +298,7 @@ def reconfigure(
             model_of |= dict.fromkeys(wanted, name)
             launches |= remote_launches(wanted, section, served)
     limits = Reconfigured(
-        pools_of(sections, model_of),
+        pools_of(settings, model_of),
         tuple(tenant_limits(settings.tenants)),
         tuple(routes.limits.values()),
     )

@@ -11,6 +11,7 @@ from sluice.planner.simulation import SimulatedFleet, SimulatedPool
 from sluice.planner.steady import CHUNK_TOKENS_MAX, Lengths
 from sluice.wiring.gateway import pool_limits, tenant_limits
 from sluice.wiring.replica_life import batching_limits
+from sluice.wiring.scaling import replica_names, scale_limits
 from sluice.wiring.simulated import is_simulated, simulated_model
 
 
@@ -64,9 +65,9 @@ def simulated_pool(
     model = simulated_model(section, lengths)
     if section.prefill_chunk_tokens_max is None:
         section = replace(section, prefill_chunk_tokens_max=CHUNK_TOKENS_MAX)
-    replica_ids = [f"{name}-{number}" for number in range(section.replicas.min)]
+    limits = pool_limits(name, section, replica_names(name, section))
     return SimulatedPool(
-        pool_limits(name, section, replica_ids),
+        replace(limits, scale=scale_limits(name, section, settings.autoscale, 0)),
         batching_limits(section, model.limits),
         model.times,
         ServiceClasses(settings.slo, settings.tenants, section.slo),

@@ -1,0 +1,231 @@
+"""From a number of replicas to what becomes of each: who starts, wakes, drains and stops.
+
+More is taken from what is soonest ready: replicas that drain, warm ones, those that load to be
+warm, then cold ones. Less is taken first from what does not serve yet, then from who has the least
+to finish. ``core/scaling.py`` decides the numbers; called by ``core/fleet.py``.
+"""
+
+from sluice.core.accepted import Accepted, Work
+from sluice.core.admission import NS_PER_S, Refusal
+from sluice.core.events import (
+    Dispatch,
+    DrainReplica,
+    FleetEffect,
+    ReplicaScore,
+    Scaled,
+    StartReplica,
+    StopReplica,
+    WarmReplica,
+)
+from sluice.core.fleet_replica import FleetReplica
+from sluice.core.lifecycle import ReplicaState as R
+from sluice.core.pools import Pool
+from sluice.core.request import Request
+from sluice.core.scaling import Decision, Scaler, Standing
+
+# A replica with work that has told nothing for so long: nobody knows how it is.
+STALE_NS = 30 * NS_PER_S
+
+
+def scale(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
+    """Decide how many replicas there are to be, and let it happen."""
+    now = standing(pool, now_ns)
+    before = scaler.decision.number
+    decision = scaler.decide(now, now_ns)
+    effects: list[FleetEffect] = []
+    if decision.number != before:
+        told = (before, decision.number, decision.reason, decision.terms)
+        effects.append(Scaled(pool.limits.model, *told))
+    return effects + supply(pool, scaler, now_ns)
+
+
+def attend(pool: Pool, now_ns: int) -> list[FleetEffect]:
+    """Let go who has finished; decide anew where it is time, or where nobody would serve who
+    waits."""
+    scaler = pool.scaler
+    if scaler is None:
+        return []
+    effects = _let_go(pool, scaler) if scaler.leave_ns is not None else []
+    if scaler.due_ns <= now_ns or (pool.queue and not pool.may_serve_soon()):
+        effects += scale(pool, scaler, now_ns)
+    return effects
+
+
+def pin(pool: Pool, number: int | None) -> None:
+    """Somebody else says how many are to serve, or leaves it to the load again."""
+    if pool.scaler is not None:
+        pool.scaler.pinned, pool.scaler.due_ns = number, 0
+
+
+def asked(pool: Pool, work: Work, now_ns: int) -> None:
+    """A request came, whatever becomes of it."""
+    if pool.scaler is not None:
+        pool.scaler.asked(
+            _work_s(pool, work.prefill_tokens, work.places * work.output_tokens) or 0.0, now_ns
+        )
+
+
+def begin(
+    pool: Pool, accepted: Accepted, scores: tuple[ReplicaScore, ...], now_ns: int
+) -> Dispatch:
+    """Give a request to the best of these replicas."""
+    if pool.scaler is not None and not accepted.attempts:
+        work = accepted.work
+        work_s = _work_s(pool, work.prefill_tokens, work.places * work.output_tokens)
+        pool.scaler.began(work_s or 0.0, now_ns - accepted.accepted_ns)
+    return pool.start(accepted, scores, now_ns)
+
+
+def _work_s(pool: Pool, prefill_tokens: int, output_tokens: int) -> float | None:
+    widest = pool.widest()
+    seats = 1 if widest is None else widest.sequences_max
+    return pool.service.work_s(prefill_tokens, output_tokens, seats)
+
+
+def overstayed(pool: Pool, now_ns: int) -> list[Accepted]:
+    """Requests on replicas that were to be gone by now."""
+    return [
+        accepted
+        for replica in pool.replicas
+        if replica.leave_by_ns is not None and replica.leave_by_ns <= now_ns
+        for accepted in replica.on_board.values()
+    ]
+
+
+def not_held(pool: Pool, now_ns: int) -> Refusal | None:
+    """Why a request is not held until a replica serves; ``None`` where it is."""
+    refusal, scale = pool.not_ready(now_ns), pool.limits.scale
+    if scale is None or refusal.reason != "not_ready":
+        return refusal
+    if pool.queue.places < scale.hold_places and pool.ready_in_ns(now_ns) <= scale.hold_ns:
+        return None
+    asked(pool, pool.work(Request("", now_ns, (0,), pool.service.mean_output_tokens), {}), now_ns)
+    return refusal
+
+
+def standing(pool: Pool, now_ns: int) -> Standing:
+    """The replicas as the decision sees them; those that drain or are gone count for nothing."""
+    replicas, queue = pool.replicas, pool.queue
+    states = [r.state for r in replicas]
+    warming = sum([r.warming for r in replicas])
+    widest = pool.widest()
+    serving = [r for r in replicas if r.is_serving]
+    seats = sum([r.seats for r in serving])
+    held = sum([r.places for r in serving])
+    blocks = sum([r.blocks_reserved for r in serving])
+    places, kv = 0.0, 0.0
+    if seats:
+        places = (held + queue.places) * len(serving) / seats
+    if widest is not None:
+        kv = blocks / widest.blocks_total
+    waiting_s = _work_s(pool, queue.tokens, queue.places * pool.service.mean_output_tokens)
+    stale = [r.id for r in serving if r.places and now_ns - r.reported_ns > STALE_NS]
+    return Standing(
+        serving=len(serving),
+        coming=states.count(R.STARTING) + states.count(R.BACKOFF) - warming,
+        warm=states.count(R.WARM) + warming,
+        requests=held + queue.places,
+        waiting=len(queue),
+        waiting_s=waiting_s or 0.0,
+        places=places,
+        kv=kv,
+        preemptions=sum([r.report.preemptions for r in serving if r.report is not None]),
+        stale=bool(stale) or (waiting_s is None and bool(queue.places + held)),
+    )
+
+
+def supply(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
+    """Bring the replicas nearer to what was decided."""
+    effects = _more(pool, scaler.decision, now_ns)
+    effects += _fewer(pool, scaler, now_ns)
+    return effects + _let_go(pool, scaler) + _warmed(pool, scaler.decision, now_ns)
+
+
+def _let_go(pool: Pool, scaler: Scaler) -> list[FleetEffect]:
+    """Those that drained are kept warm where that is wanted, else stopped."""
+    decision, effects = scaler.decision, list[FleetEffect]()
+    for replica in [r for r in pool.replicas if r.state is R.DRAINING and not r.on_board]:
+        if len(_warm(pool)) < decision.loaded - decision.number:
+            assert replica.limits is not None
+            replica.keep_warm(replica.limits)
+            effects.append(WarmReplica(replica.id, decision.reason))
+        else:
+            replica.rest()
+            effects.append(StopReplica(replica.id, decision.reason))
+    leaving = [r.leave_by_ns for r in pool.replicas if r.leave_by_ns is not None]
+    scaler.leave_ns = min(leaving, default=None)
+    return effects
+
+
+def _warm(pool: Pool) -> list[FleetReplica]:
+    return [r for r in pool.replicas if r.state is R.WARM or r.warming]
+
+
+def _active(pool: Pool) -> list[FleetReplica]:
+    """Those that serve or are on their way to it."""
+    return [
+        r
+        for r in pool.replicas
+        if (r.is_serving or r.state in (R.STARTING, R.BACKOFF)) and not r.warming
+    ]
+
+
+def _more(pool: Pool, decision: Decision, now_ns: int) -> list[FleetEffect]:
+    missing = decision.number - len(_active(pool))
+    if missing <= 0:
+        return []
+    sources = (
+        sorted([r for r in pool.replicas if r.state is R.DRAINING], key=_work, reverse=True),
+        [r for r in pool.replicas if r.state is R.WARM],
+        [r for r in pool.replicas if r.warming],
+        [r for r in pool.replicas if r.state is R.STOPPED],
+    )
+    chosen = [replica for source in sources for replica in source][:missing]
+    for replica in chosen:
+        if replica.state is R.DRAINING:
+            replica.move(R.READY)
+            replica.leave_by_ns = None
+        elif replica.warming:
+            replica.warming = False
+        else:
+            replica.woken, replica.asked_ns = replica.state is R.WARM, now_ns
+            replica.start(now_ns)
+    return [StartReplica(replica.id, decision.reason) for replica in chosen]
+
+
+def _fewer(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
+    active, reason = _active(pool), scaler.decision.reason
+    surplus = len(active) - scaler.decision.number
+    if surplus <= 0:
+        return []
+    effects: list[FleetEffect] = []
+    order = sorted(active, key=lambda r: (r.is_serving, _work(r)))
+    for replica in order[:surplus]:
+        if replica.is_serving:
+            replica.move(R.DRAINING)
+            replica.leave_by_ns = now_ns + scaler.limits.leave_ns
+            effects.append(DrainReplica(replica.id, reason))
+        else:
+            replica.rest()
+            effects.append(StopReplica(replica.id, reason))
+    return effects
+
+
+def _work(replica: FleetReplica) -> tuple[int, int, int]:
+    """How much there is to lose: requests, then what its prefix cache holds."""
+    return (replica.places, replica.prefill_tokens, len(replica.prefixes.known))
+
+
+def _warmed(pool: Pool, decision: Decision, now_ns: int) -> list[FleetEffect]:
+    """Keep as many warm as were decided, beside what serves."""
+    warm = _warm(pool)
+    missing = decision.loaded - decision.number - len(warm)
+    effects: list[FleetEffect] = []
+    for replica in [r for r in pool.replicas if r.state is R.STOPPED][: max(0, missing)]:
+        replica.warming, replica.asked_ns = True, now_ns
+        replica.start(now_ns)
+        effects.append(WarmReplica(replica.id, "warm pool"))
+    for replica in warm[len(warm) + min(0, missing) :]:
+        replica.rest()
+        effects.append(StopReplica(replica.id, "warm pool"))
+    return effects
