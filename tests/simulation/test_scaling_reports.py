@@ -106,8 +106,7 @@ def test_d16_half_an_hour_of_steady_load_has_one_decision_each_way_at_most():
 def test_ray_46497_one_quiet_minute_takes_nothing_away():
     outcome = played(Steps(((600, 3.0), (60, 0.0), (300, 3.0))), cold_s=30)
     after = [one.number for one in outcome.scalings if 600 <= one.at_s <= 700]
-    before = [one.number for one in outcome.scalings if one.at_s < 600][-1]
-    assert all(number >= before for number in after)
+    assert all(number >= 4 for number in after)  # what 3 busy replicas need at 0.85
 
 
 def test_ray_llm_133_kserve_3561_the_same_requests_with_longer_prompts_need_more():
