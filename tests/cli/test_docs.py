@@ -1,6 +1,7 @@
 """``sluice docs``: what is printed, as text and as JSON, and with which exit code it ends."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def test_json_has_the_same(docs):
     assert (found["id"], found["title"]) == ("handbook/reset.md#1", "Passwords")
     removed = docs("remove", "--all", "--json")
     assert removed["removed"] == ["handbook/refunds.txt", "handbook/reset.md"]
+
+
+def test_a_file_whose_name_is_no_text_is_passed_over(docs):
+    Path(os.fsdecode(b"handbook/caf\xe9.txt")).write_text("A fact.")
+    added = docs("add", "handbook", "--json")
+    assert added["added"] == 2
+    assert added["skipped"]["handbook/caf\\xe9.txt"] == "has a name that is not UTF-8"
 
 
 def test_bad_input_is_told_in_words(docs):

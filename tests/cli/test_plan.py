@@ -178,6 +178,11 @@ def test_a_table_that_cannot_be_listed_is_bad_input(tmp_path, capsys):
     assert "mine has no architecture" in capsys.readouterr().err
 
 
+def test_a_percentile_that_retrieval_cannot_have_is_bad_input(capsys):
+    assert run([*ASKED, "--retrieval", "80ms", "--percentile", "100"]) == 2
+    assert "percentile must be 50 to below 100" in capsys.readouterr().err
+
+
 def test_a_plan_without_a_model_is_bad_input(capsys):
     assert run(["plan", "--gpu", "h100"]) == 2
     assert "Missing --model, --rps, --input" in capsys.readouterr().err

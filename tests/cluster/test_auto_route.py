@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sluice.cluster.auto_route import _REMEMBERED_MAX, AutoRoute, Classifier
+from sluice.cluster.operated import Operated
 from sluice.config.routes import RouteSection
 from sluice.config.sections import ModelSection
 from sluice.core.errors import InvalidRequest
@@ -127,6 +129,37 @@ def test_only_the_latest_requests_are_known_by_their_id():
     tell(route, ToldOutcome(id="r1", ok=1.0))
 
 
+def test_an_outcome_is_about_the_model_that_answers_instead_of_the_chosen_one():
+    kept = Kept()
+    route, _, _ = made(lambda _: 0.0, kept)
+    for call_id in ("a", "b", "c"):
+        route.choose(Question("auto", 0.9), call_id, "text")
+    route.answered("a", "small")
+    route.answered("b", "another")
+    tell(route, ToldOutcome(id="a", ok=0.0))
+    tell(route, ToldOutcome(id="c", ok=1.0))
+    assert kept.rows == [("text", 0.0, None), ("text", None, 1.0)]
+    with pytest.raises(InvalidRequest):
+        tell(route, ToldOutcome(id="b", ok=1.0))
+
+
+def test_requests_stay_known_by_their_ids_when_settings_are_read_again():
+    kept = Kept()
+    route, driver, observer = made(lambda _: 0.0, kept)
+    route.choose(Question("auto", 0.1), "a", "text")
+    operated = Operated(driver, {}, observer)
+    limits, classifier = replace(LIMITS, spill=0.1), Classifier(lambda _: 0.7, str.upper, kept)
+    again = operated.routes({"auto": limits}, {"auto": classifier}, {"auto": route})["auto"]
+    assert (again.limits, again.judge("x")) == (limits, (0.7, Why.SCORE))
+    tell(again, ToldOutcome(id="a", ok=1.0))
+    assert kept.rows == [("TEXT", 1.0, None)]
+    # Where outcomes are no longer collected, no prompt is kept.
+    again.hold(limits, Classifier(lambda _: 0.7, str))
+    again.hold(limits, classifier)
+    with pytest.raises(InvalidRequest):
+        tell(again, ToldOutcome(id="a", ok=1.0))
+
+
 def test_without_a_file_nothing_is_kept_and_that_is_said():
     route, _, _ = made(lambda _: 0.0)
     route.choose(Question("auto", 0.1), "a", "text")
@@ -144,6 +177,7 @@ def test_d19_a_share_that_moved_is_warned_of_once_and_its_return_is_told(caplog)
     assert levels == ["WARNING", "INFO"]
     assert "60% of the latest 200" in caplog.text
     assert "30% are meant" in caplog.text
+    assert "found anew from them" in caplog.text
     assert [one["share"] for one in observer.changes] == ["0.600", "0.320"]
 
 

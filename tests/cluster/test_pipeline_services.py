@@ -161,6 +161,15 @@ def test_a_retriever_that_fails_costs_its_passages_and_not_the_answer(run, searc
     run(work, search)
 
 
+def test_nothing_is_retrieved_for_an_engine_that_does_not_serve(run):
+    async def work(front):
+        refused = await front.ask(model="docs", streamed=False)
+        assert (refused.status, refused.error["code"]) == (503, "not_ready")
+        assert not front.retriever.requests
+
+    run(work, models__m__urls='["http://127.0.0.1:1"]')
+
+
 def test_a_slow_retriever_is_left_at_its_deadline(run):
     async def work(front):
         seen = await front.ask(model="docs", streamed=False)

@@ -1,13 +1,16 @@
 """The path of a call for a pipeline, in virtual time: budget, degrading, phases, what is told."""
 
 import asyncio
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 
 from sluice.cluster.pipelines import Pipeline, PipelineGateway
-from sluice.cluster.retrieving import RetrievalStage, StageLimits
+from sluice.cluster.retrieving import Asked, RetrievalStage, StageLimits
 from sluice.core.errors import InvalidRequest, ModelNotFound, Overloaded
+from sluice.core.path_budget import Predicted
 from sluice.retrieval.passages import RetrievalFailed
 from sluice.runtime.generation import ChatPrompt, RetrievalRung, TextPrompt, TokenPrompt
 from sluice.runtime.quoting import Quotation
@@ -253,6 +256,52 @@ def test_only_so_many_are_retrieved_for_at_a_time(run):
 
     limits = StageLimits("docs", in_flight_max=2)
     run(work, FakeRetriever(passages(1), delay_s=lambda: 0.1), limits=limits)
+
+
+def test_reranking_takes_a_place_as_well(run):
+    async def work(rig):
+        first = asyncio.ensure_future(rig.gateway.generate(rig.call("a")))
+        await asyncio.sleep(0.05)  # found, and being reranked
+        second = await rig.gateway.generate(rig.call("b"))
+        assert second.terms.retrieval.reason == "1 others are being retrieved"
+        stream = await first
+        assert stream.terms.retrieval.degraded == ()
+        await ending(stream)
+        await ending(second)
+
+    limits = StageLimits("docs", in_flight_max=1)
+    reranker = FakeReranker(delay_s=lambda: 0.1)
+    run(work, FakeRetriever(passages(2, words=2)), reranker, limits=limits)
+
+
+@pytest.mark.parametrize(("words", "aside"), [(100, False), (4000, True)])
+def test_long_passages_are_counted_and_quoted_in_a_thread_and_the_fleet_is_asked_here(words, aside):
+    counted, quoted, predicted = [], [], []
+
+    class Watched(Quotation):
+        def text(self, passages):
+            quoted.append(threading.get_ident())
+            return super().text(passages)
+
+    def tokens_in(text):
+        counted.append(threading.get_ident())
+        return 1
+
+    def prediction():
+        predicted.append(threading.get_ident())
+        return Predicted(queue_ns=0, prefill_token_ns=1.0, token_ns=1, output_tokens=1)
+
+    async def main():
+        found = FakeRetriever(passages(1, words=words))
+        stage = RetrievalStage(StageLimits("docs"), found, None, Watched(), time.monotonic_ns)
+        asked = Asked("How?", 1, 1, None, None, 1000, True, tokens_in, prediction)
+        told, context = await stage.run(asked)
+        assert (len(told.sources), "Fact 1" in context) == (1, True)
+
+    asyncio.run(main())
+    here = threading.get_ident()
+    assert (counted[-1] != here, quoted[-1] != here) == (aside, aside)
+    assert set(predicted) == {here}
 
 
 def test_a_client_that_leaves_during_retrieval_leaves_nothing_behind(run):

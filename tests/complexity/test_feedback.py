@@ -23,6 +23,14 @@ def test_what_is_added_is_read_again(tmp_path):
     assert [(one.prompt, one.weak, one.strong) for one in found.halves] == [("one", 0, None)]
 
 
+def test_prompts_are_readable_by_their_owner_alone(tmp_path):
+    path = tmp_path / "told.jsonl"
+    file = OutcomeFile(path, 100)
+    for number in range(9):
+        file.add(f"prompt {number}", 1.0, 1.0)
+    assert [one.stat().st_mode & 0o777 for one in (path, before(path))] == [0o600, 0o600]
+
+
 def test_the_file_is_bounded_and_the_oldest_outcomes_go_first(tmp_path):
     path = tmp_path / "told.jsonl"
     file = OutcomeFile(path, 4000)

@@ -8,6 +8,7 @@ import pytest
 from sluice.complexity.classifier import Card, raw_score
 from sluice.complexity.evaluation import cross_validated, judged
 from sluice.complexity.features import seen
+from sluice.complexity.folds import folds_of, grouped
 from sluice.complexity.outcomes import BadOutcomes
 from sluice.complexity.training import fitted, platt, trained
 from tests.complexity.conftest import made_outcomes
@@ -97,6 +98,20 @@ def test_further_rows_of_a_judged_question_are_never_trained_on():
     found = cross_validated(rows, [*rows, *rows], untold).evaluation
     assert found.quality.apgr.value < 0.65
     assert found.grouping.by_question == 600
+
+
+@pytest.mark.parametrize("fold", [0, 3])
+def test_a_task_that_one_fold_alone_has_is_learned_like_any_other(fold):
+    rows = made_outcomes(200, seed=5)
+    folds = folds_of(rows, grouped(rows)).tolist()
+    named = [
+        replace(one, task="rare" if its == fold else "usual")
+        for one, its in zip(rows, folds, strict=True)
+    ]
+    found = cross_validated(named, (), untold)
+    assert len(found.held_out.counts) == 2
+    hard = trained(found.rows, found.held_out, Card("made")).score("prove the theorem about music?")
+    assert 0.0 < hard < 1.0
 
 
 HOPELESS = {

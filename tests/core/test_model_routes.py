@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from sluice.core.events import Reconfigured, ReplicaReady
-from sluice.core.limits import PoolLimits, RouteLimits, Sticky, Way
+from sluice.core.events import Reconfigured, ReplicaReady, StartReplica, Tick
+from sluice.core.limits import PoolLimits, RouteLimits, ScaleLimits, Sticky, Way
 from sluice.core.model_routes import CONVERSATIONS_MAX, Choice, Question, Why
 from tests.core.fleet_rig import LIMITS, Driver, rejects, request
 
@@ -195,12 +195,39 @@ def test_nothing_goes_to_a_model_of_which_nothing_serves():
     assert down.ask(0.0, wanted=Way.COMPLEX).model == "large"
 
 
+def test_a_model_that_nobody_asked_for_is_started_for_what_goes_to_the_other_one():
+    idle = replace(POOLS[1], scale=ScaleLimits(replicas_min=0))
+    driver = Driver(POOLS[0], idle)
+    driver.at(0, ReplicaReady("small-0", LIMITS), Reconfigured((POOLS[0], idle), (), (ROUTE,)))
+    assert StartReplica("large-0", "asked") not in driver.at(20, Tick())
+    choice = driver.fleet.choose(Question("auto", 0.9), driver.now_ns)
+    assert (choice.model, choice.why) == ("small", Why.NOT_SERVING)
+    assert StartReplica("large-0", "asked") in driver.at(40, Tick())
+
+
 def test_a_shadow_records_and_changes_nothing():
     routed = Routed(replace(ROUTE, shadow=True, default=Way.COMPLEX))
     choice = routed.ask(0.1)
     assert (choice.model, choice.would, choice.why) == ("large", Way.SIMPLE, Why.SCORE)
     assert routed.ask(0.1, wanted=Way.SIMPLE).model == "small"
     assert routed.fleet.routes["auto"].view().scores == 1
+
+
+def test_a_shadow_remembers_conversations_as_they_would_have_gone():
+    routed = Routed(replace(ROUTE, shadow=True, default=Way.COMPLEX))
+    routed.ask(0.1, conversation=1)
+    later = routed.ask(0.1, earlier=1, conversation=2)
+    assert (later.model, later.would, later.why) == ("large", Way.SIMPLE, Why.SCORE)
+    routed.ask(0.9, conversation=3)
+    assert routed.ask(0.1, earlier=3).why is Why.CONVERSATION
+
+
+def test_load_takes_its_part_of_the_share_that_there_is_where_that_has_moved():
+    routed = Routed(replace(ROUTE, follow=False))
+    for i in range(1000):
+        routed.ask(0.5 + (i * 387 % 1000) / 2000)  # 60 % are above the threshold for 30 %
+    routed.serve(6)
+    assert routed.ask(0.75).threshold == pytest.approx(0.85)  # half of the 60 %
 
 
 def test_other_settings_hold_at_once_and_the_same_ones_forget_nothing():

@@ -1,6 +1,7 @@
 """The embedded store: what is cut, stored, found and removed, in any script and at any size."""
 
 import asyncio
+import os
 import sqlite3
 import threading
 
@@ -10,6 +11,7 @@ from sluice.retrieval.documents import (
     PASSAGE_CHARS,
     Document,
     Unreadable,
+    _pieces,
     files_below,
     passages_of,
     read_document,
@@ -182,6 +184,32 @@ def test_passages_are_runs_of_paragraphs_and_long_ones_are_cut_at_sentences():
     assert " ".join(cut) == sentences
     assert "".join(passages_of("x" * 2000)) == "x" * 2000
     assert list(passages_of(" \n\n \n")) == []
+
+
+def test_a_file_of_one_long_paragraph_is_cut_without_copying_what_is_left():
+    class Counting(str):  # noqa: SLOT000
+        copied = 0
+
+        def __getitem__(self, key):
+            piece = str.__getitem__(self, key)
+            Counting.copied += len(piece)
+            return Counting(piece)
+
+        def strip(self):
+            return Counting(str.strip(self))
+
+    text = Counting("A sentence of words. " * 20_000)
+    pieces = list(_pieces(Counting(text.strip())))
+    assert " ".join(pieces) == text.strip()
+    assert max(map(len, pieces)) <= PASSAGE_CHARS
+    assert Counting.copied < 3 * len(text)
+
+
+def test_a_name_that_is_not_utf8_is_refused_in_words(tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    path.write_text("A fact.")
+    with pytest.raises(Unreadable, match="name"):
+        read_document(path)
 
 
 def test_files_are_read_as_text_with_their_title(tmp_path):

@@ -1,14 +1,15 @@
 """Requests for a name that stands for two models: what is asked, what is told, what is kept."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from sluice.core.errors import Overloaded
 from sluice.core.limits import Way
 from sluice.core.model_routes import Choice, Question, Why
-from sluice.runtime.generation import Relaying, ToldOutcome
+from sluice.core.request import Rung
+from sluice.runtime.generation import Relaying, Terms, ToldOutcome
 from sluice.testing.gateway import FakeGateway, refuse, speak
 from tests.server.wire_client import post
 
@@ -23,6 +24,7 @@ class FakeRoute:
     judged: list[str] = field(default_factory=list)
     outcomes: list[ToldOutcome] = field(default_factory=list)
     would: Way | None = None
+    others: list[tuple[str, str]] = field(default_factory=list)
 
     def judge(self, text: str) -> tuple[float | None, Why]:
         self.judged.append(text)
@@ -34,6 +36,9 @@ class FakeRoute:
         way = question.wanted or (Way.COMPLEX if score > 0.2 else Way.SIMPLE)
         model = {Way.SIMPLE: "small", Way.COMPLEX: "large"}[way]
         return Choice("auto", model, way, Why.SCORE, question.score, 0.2, self.would)
+
+    def answered(self, call_id: str, model: str) -> None:
+        self.others.append((call_id, model))
 
     async def told(self, outcome: ToldOutcome) -> None:
         self.outcomes.append(outcome)
@@ -114,6 +119,25 @@ def test_a_refusal_tells_it_too(server, gateway):
     gateway.script = lambda _: refuse(full)
     answer = post(server, CHAT, {"model": "auto", "messages": said("Hi")})
     assert (answer.status, answer.headers["x-sluice-route-way"]) == (429, "simple")
+
+
+def test_a_route_is_told_where_another_model_answers(server, gateway, route):
+    body = {"model": "auto", "messages": said(LONG)}
+    post(server, CHAT, body)
+    assert not route.others
+    terms = Terms(degraded=(Rung.SMALLER,), model_asked="large")
+    gateway.script = lambda call: replace(speak(call, "Hi"), model="small", terms=terms)
+    answer = post(server, CHAT, body)
+    assert answer.headers["x-sluice-model"] == "small"
+    assert [(f"chatcmpl-{id_}", model) for id_, model in route.others] == [
+        (answer.json()["id"], "small")
+    ]
+
+
+def test_a_prompt_in_any_script_is_counted_by_its_bytes(server, route):
+    for text in ("word " * 60, "\u554f" * 300):
+        post(server, CHAT, {"model": "auto", "messages": said(text)})
+    assert [question.tokens for question in route.questions] == [101, 301]
 
 
 def test_a_model_that_is_asked_for_by_its_name_is_not_routed(server, gateway, route):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from sluice.complexity.model_file import default_model, write_model
 from sluice.config.sections import ModelSection, UpstreamUrl
 from sluice.config.settings import Settings, conflicts
 from sluice.testing.simulated_vllm import SimulatedVllm
@@ -21,6 +22,16 @@ MODEL = ModelSection(
         UpstreamUrl("http://gpu-1:8000"),
     ),
 )
+ROUTE = """
+[models.n]
+engine = "vllm"
+urls = ["http://127.0.0.1:{port}"]
+[routes.auto]
+simple = "m"
+complex = "n"
+share = 30
+classifier = "{classifier}"
+"""
 SETTINGS = Settings(models={"large": MODEL})
 
 
@@ -100,6 +111,36 @@ def test_engines_come_and_go_with_the_addresses_of_their_name(tmp_path, monkeypa
                 assert await ready_of(front, 2) == 1, "at the other address nothing listens"
                 found[:] = ["127.0.0.1"]
                 assert await ready_of(front, 1) == 1, "the one that stays was not exchanged"
+                following.cancel()
+
+    asyncio.run(main())
+
+
+def test_addresses_are_followed_where_a_classifier_has_gone(tmp_path, monkeypatch):
+    found = ["127.0.0.1"]
+    monkeypatch.setattr(remote, "Addresses", lambda: Addresses(lambda host, port: tuple(found)))
+    monkeypatch.setattr(operations, "LOOK_S", 0.01)
+    classifier = tmp_path / "own.route"
+    write_model(default_model(), classifier)
+
+    async def main() -> None:
+        async with ScriptedUpstream(SimulatedVllm().route) as upstream:
+            file = tmp_path / "sluice.toml"
+            route = ROUTE.format(port=upstream.port, classifier=classifier)
+            made = remote_rig.Settings(deadline_s=5.0, tables=route).toml([upstream])
+            first, rest = made.split("[models.n]")
+            first = first.replace("http://127.0.0.1:", "dns+http://engines:")
+            file.write_text(f"{first}[models.n]{rest}")
+            async with remote_rig.running(file, [upstream]) as front:
+                following = asyncio.create_task(front.server.follow_addresses())
+                assert await ready_of(front, 2) == 2
+                route_before = front.gateway.routes["auto"]
+                classifier.unlink()
+                found.append("127.0.0.2")
+                assert await ready_of(front, 3) == 2
+                assert front.gateway.routes["auto"] is route_before
+                seen = await front.ask(model="auto", max_tokens=2)
+                assert (seen.status, seen.headers["x-sluice-route"]) == (200, "auto")
                 following.cancel()
 
     asyncio.run(main())

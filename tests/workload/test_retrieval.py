@@ -51,7 +51,7 @@ def test_options_are_read_or_refused_in_words():
     assert retrieval_time("p50=80ms,p99=400ms") == RetrievalTime(0.08, 0.4)
     assert retrieval_time("p50=80ms, p99=400ms, within=1s").within_s == 1.0
     assert passages_of("8x300") == 2400
-    for text in ("", "p99=1s", "p50=1s,p99=10ms", "p50=x", "p95=1s", "-1s"):
+    for text in ("", "p99=1s", "p50=1s,p99=10ms", "p50=x", "p95=1s", "-1s", "p50=0s,p99=1s"):
         with pytest.raises(ValueError, match=r"\w"):
             retrieval_time(text)
     for text in ("8", "x", "8x", "1000001x1", "-1x3", "8x1e9"):

@@ -1,5 +1,6 @@
 """``sluice docs``: the collections of documents that the embedded retriever searches."""
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -84,10 +85,10 @@ def add(
             try:
                 document = read_document(file)
             except Unreadable as error:
-                skipped[file.as_posix()] = str(error)
+                skipped[_shown_name(file)] = str(error)
                 continue
             except OSError as error:
-                skipped[file.as_posix()] = error.strerror or str(error)
+                skipped[_shown_name(file)] = error.strerror or str(error)
                 continue
             if store.add(document):
                 added += 1
@@ -108,7 +109,7 @@ def add(
         )
     else:
         click.echo(f"{added} documents stored in {passages} passages, {unchanged} were there")
-    if any(file == path and file.as_posix() in skipped for file, path in files):
+    if any(file == path and _shown_name(file) in skipped for file, path in files):
         raise click.exceptions.Exit(1)
 
 
@@ -232,6 +233,11 @@ def _folder(config: Path | None, overrides: Sequence[Override], collection: str)
             f"a collection is named by letters, digits and any of ._-, not {collection!r}"
         )
     return load_settings(config, overrides, secrets=False).settings.documents.dir
+
+
+def _shown_name(file: Path) -> str:
+    """The name of a file, which may hold bytes that are no text."""
+    return os.fsencode(file).decode("utf-8", "backslashreplace")
 
 
 def _shown(files: list[tuple[Path, Path]]) -> Iterator[tuple[Path, Path]]:

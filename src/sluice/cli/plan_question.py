@@ -63,7 +63,8 @@ def answer(asked: Mapping[str, Any]) -> Candidates:
     gpus = [entries.accelerator(name) for name in _gpus(asked)]
     precisions: list[str | None] = [*_listed(asked["precisions"])] or [None]
     prompt, retrieval_s = asked["prompt"] + asked["chunks"], 0.0
-    if asked["retrieval"] is not None:
+    # The planner refuses other percentiles.
+    if asked["retrieval"] is not None and 0.0 < asked["percentile"] < 100.0:
         retrieval_s = asked["retrieval"].quantile_s(asked["percentile"] / 100.0)
     lengths = Lengths(prompt, asked["output"], asked["cached"], asked["output_variation"])
     shape = entries.model(asked["model"])

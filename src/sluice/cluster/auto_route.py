@@ -24,6 +24,9 @@ from sluice.telemetry.records import Deployment
 
 _log = logging.getLogger(__name__)
 
+# What becomes of a threshold whose share has moved.
+_FOLLOWS = "it is found anew from them"
+_STAYS = "set share and follow, or find it anew by sluice route threshold"
 # Requests of which an outcome can be told by their id.
 _REMEMBERED_MAX = 2000
 
@@ -49,7 +52,7 @@ class Classifier:
 
 
 class AutoRoute:
-    """One route. ``models`` are all models by name."""
+    """One route. ``models`` are all models by name, ``limits`` those that the fleet holds to."""
 
     def __init__(
         self,
@@ -59,19 +62,28 @@ class AutoRoute:
         models: Mapping[str, AnyModel],
         observer: Observer,
     ) -> None:
-        self._limits = limits
+        self.limits = limits
         self._classifier = classifier
         self._driver = driver
-        self._pair = (models[limits.simple], models[limits.complex])
+        self._models = models
         self._observer = observer
         self._remembered: OrderedDict[str, tuple[str, Way]] = OrderedDict()
         self._fails = self._drifts = False
 
+    def hold(self, limits: RouteLimits, classifier: Classifier) -> None:
+        """Go by other limits and another classifier; requests stay known by their ids."""
+        models = (limits.simple, limits.complex)
+        if classifier.outcomes is None or models != (self.limits.simple, self.limits.complex):
+            self._remembered.clear()
+        self.limits, self._classifier = limits, classifier
+        self._fails = False
+
     @property
     def card(self) -> ModelCard:
         """The route as a model that clients can ask for: it holds what the wider model holds."""
-        widest = max((one.card for one in self._pair), key=lambda card: card.context_tokens_max)
-        return replace(widest, id=self._limits.route, owned_by="sluice", fingerprint="")
+        pair = (self._models[self.limits.simple], self._models[self.limits.complex])
+        widest = max((one.card for one in pair), key=lambda card: card.context_tokens_max)
+        return replace(widest, id=self.limits.route, owned_by="sluice", fingerprint="")
 
     def judge(self, text: str) -> tuple[float | None, Why]:
         """The score of a text, or why there is none. May be called in any thread."""
@@ -83,9 +95,9 @@ class AutoRoute:
             if not self._fails:
                 self._fails = True
                 # The error's words may quote the prompt.
-                name, default = type(error).__name__, self._limits.default
+                name, default = type(error).__name__, self.limits.default
                 words = "classifier of route %s failed (%s): requests go to the %s model"
-                _log.error(words, self._limits.route, name, default)
+                _log.error(words, self.limits.route, name, default)
             return None, Why.FAILED
         if score is None:
             return None, Why.UNFAMILIAR
@@ -105,12 +117,19 @@ class AutoRoute:
                 self._remembered.popitem(last=False)
         return choice
 
+    def answered(self, call_id: str, model: str) -> None:
+        """Another model than the chosen one answers a request: an outcome is about that one."""
+        known = self._remembered.pop(call_id, None)
+        ways = {self.limits.simple: Way.SIMPLE, self.limits.complex: Way.COMPLEX}
+        if known is not None and model in ways:
+            self._remembered[call_id] = (known[0], ways[model])
+
     async def told(self, outcome: ToldOutcome) -> None:
         """Keep what became of a prompt. Raises ``InvalidRequest`` where that cannot be used."""
         if self._classifier.outcomes is None:
             raise InvalidRequest(
-                f"The route {self._limits.route} collects no outcomes; its operator sets "
-                f"routes.{self._limits.route}.outcomes to a file.",
+                f"The route {self.limits.route} collects no outcomes; its operator sets "
+                f"routes.{self.limits.route}.outcomes to a file.",
                 param="route",
             )
         prompt, weak, strong = outcome.prompt, outcome.weak, outcome.strong
@@ -127,11 +146,11 @@ class AutoRoute:
                 weak, strong = (outcome.ok, None) if way is Way.SIMPLE else (None, outcome.ok)
         prompt = self._classifier.read(prompt)
         await asyncio.to_thread(self._classifier.outcomes.add, prompt, weak, strong)
-        self._observer.outcome_told(self._limits.route)
+        self._observer.outcome_told(self.limits.route)
 
     def _tell_drift(self) -> None:
         """Warn once when the share of the complex model has moved, and say when it is back."""
-        view = self._driver.route_view(self._limits.route)
+        view = self._driver.route_view(self.limits.route)
         if view.drifted != self._drifts:
             self._drifts = view.drifted
             told = (
@@ -140,7 +159,8 @@ class AutoRoute:
                 f"meant to be"
             )
             if view.drifted:
-                _log.warning("%s; set follow, or find it anew by sluice route threshold", told)
+                follows = self.limits.follow and self.limits.share is not None
+                _log.warning("%s; %s", told, _FOLLOWS if follows else _STAYS)
             else:
                 _log.info("%s: near enough again", told)
             shares = {"share": f"{view.share:.3f}", "share_meant": f"{view.share_meant:.3f}"}

@@ -5,6 +5,7 @@ fleet's decision.
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from sluice.cluster.auto_route import AutoRoute, Classifier
 from sluice.cluster.calls import AnyModel
@@ -46,13 +47,25 @@ class Operated:
         self._observer.changed(told)
 
     def routes(
-        self, limits: Mapping[str, RouteLimits], classifiers: Mapping[str, Classifier]
+        self,
+        limits: Mapping[str, RouteLimits],
+        classifiers: Mapping[str, Classifier],
+        known: Mapping[str, AutoRoute] = MappingProxyType({}),
     ) -> dict[str, AutoRoute]:
-        """Names that stand for two models; the fleet holds to their limits already."""
-        return {
-            name: AutoRoute(one, classifiers[name], self._driver, self._models, self._observer)
-            for name, one in limits.items()
-        }
+        """Names that stand for two models; the fleet holds to their limits already.
+
+        Those that are ``known`` go on with what they remember.
+        """
+        made = dict[str, AutoRoute]()
+        for name, one in limits.items():
+            if name in known:
+                made[name] = known[name]
+                made[name].hold(one, classifiers[name])
+            else:
+                made[name] = AutoRoute(
+                    one, classifiers[name], self._driver, self._models, self._observer
+                )
+        return made
 
     def drain_replica(self, replica_id: str, *, on: bool) -> None:
         """Give a replica nothing more, or use it again. Raises ``KeyError`` for an unknown id."""

@@ -143,9 +143,8 @@ class PipelineGateway:
         """The call with what was found for it. Raises ``RequestError`` or ``Overloaded``."""
         served = self._behind.served(pipeline.model)
         call = served.named(call)
-        least = served.least(call)
-        if least is not None:
-            self._behind.driver.refuse_before_work(call, least)
+        # Also before a remote engine: retrieving is more work than counting a call.
+        self._behind.driver.refuse_before_work(call, served.classes.request(call, (), 1))
         prompt = await _prompt_of(call)
         asked = self._asked(pipeline, served, call, question_of(prompt))
         try:

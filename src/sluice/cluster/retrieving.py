@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sluice.core.errors import Overloaded
 from sluice.core.path_budget import Budget, Path, Predicted, passages_that_fit, split
@@ -23,11 +24,15 @@ from sluice.retrieval.passages import (
 from sluice.runtime.generation import Retrieval, RetrievalRung, Source
 from sluice.runtime.quoting import Quotation, quoted
 
+T = TypeVar("T")
+
 # Less is no time to ask anybody.
 _LEAST_NS = 1_000_000
 # Weight of the past in the time that reranking usually takes.
 _KEPT = 0.8
 _RETRY_S = 1.0
+# Counting the tokens of more text, and quoting it, takes milliseconds.
+_INLINE_CHARS_MAX = 16_384
 _SAMPLE_TEXT = "sample"
 _SAMPLE = {"number": 1, "document": "", "title": "", "text": _SAMPLE_TEXT, "score": 1.0}
 _NAME_ENDS = re.compile(r"[\s\"<>]+")
@@ -122,12 +127,16 @@ class RetrievalStage:
         without it.
         """
         one = self._begin(asked)
-        if asked.question:
-            await self._find(one, asked)
-            if one.found and self._reranker is not None:
-                await self._rerank(one, asked, self._reranker)
-            self._choose(one, asked)
-        return self._told(one)
+        if asked.question and self._may_begin(one, asked):
+            self._in_flight += 1
+            try:
+                await self._find(one, asked)
+                if one.found and self._reranker is not None:
+                    await self._rerank(one, asked, self._reranker)
+            finally:
+                self._in_flight -= 1
+            await self._choose(one, asked)
+        return await _aside(one.kept, lambda: self._told(one))
 
     async def close(self) -> None:
         """Close what it asks."""
@@ -149,15 +158,20 @@ class RetrievalStage:
             within_ns = min(within_ns, share_ns)
         return _Progress(now_ns, now_ns + within_ns, share_ns)
 
+    def _may_begin(self, one: _Progress, asked: Asked) -> bool:
+        """Whether there is time and a place, which is not taken yet; notes it where not."""
+        if one.ends_ns - one.began_ns < _LEAST_NS:
+            self._give_up(one, asked, "the rest of the request leaves it no time")
+            return False
+        if self._in_flight >= self._limits.in_flight_max:
+            self._give_up(one, asked, f"{self._in_flight} others are being retrieved")
+            return False
+        return True
+
     async def _find(self, one: _Progress, asked: Asked) -> None:
         limits = self._limits
         wanted = limits.passages_max if self._reranker is None else limits.candidates_max
         within_ns = one.ends_ns - one.began_ns
-        if within_ns < _LEAST_NS:
-            return self._give_up(one, asked, "the rest of the request leaves it no time")
-        if self._in_flight >= limits.in_flight_max:
-            return self._give_up(one, asked, f"{self._in_flight} others are being retrieved")
-        self._in_flight += 1
         try:
             async with asyncio.timeout(within_ns / 1e9):
                 one.found = await self._retriever.find(asked.question, wanted, within_ns / 1e9)
@@ -165,10 +179,7 @@ class RetrievalStage:
             self._give_up(one, asked, f"late: nothing came within {within_ns / 1e6:.0f} ms")
         except RetrievalFailed as error:
             self._give_up(one, asked, f"failed: {error}")
-        finally:
-            self._in_flight -= 1
         one.kept = one.found
-        return None
 
     async def _rerank(self, one: _Progress, asked: Asked, reranker: Reranker) -> None:
         began_ns = self._clock()
@@ -187,16 +198,19 @@ class RetrievalStage:
         self._rerank_ns = _KEPT * self._rerank_ns + (1.0 - _KEPT) * taken_ns
         return None
 
-    def _choose(self, one: _Progress, asked: Asked) -> None:
+    async def _choose(self, one: _Progress, asked: Asked) -> None:
         """Keep the best as far as there is time and room for them."""
-        one.kept = one.kept[: self._limits.passages_max]
-        if not one.kept:
+        kept = one.kept = one.kept[: self._limits.passages_max]
+        if not kept:
             return
         intro_tokens, around_tokens = self._frame(asked)
-        sizes = [
-            around_tokens + asked.tokens_in(passage.text) + asked.tokens_in(passage.document)
-            for passage in one.kept
-        ]
+        sizes = await _aside(
+            kept,
+            lambda: [
+                around_tokens + asked.tokens_in(passage.text) + asked.tokens_in(passage.document)
+                for passage in kept
+            ],
+        )
         self._passage_tokens = sum(sizes) // len(sizes)
         fitting = self._fitting(asked, intro_tokens, sizes)
         if fitting == 0 and self._may(RetrievalRung.NO_RETRIEVAL, asked):
@@ -290,6 +304,13 @@ class RetrievalStage:
             reason=one.reason,
         )
         return told, context
+
+
+async def _aside(passages: Sequence[Passage], work: Callable[[], T]) -> T:
+    """The result of work on these passages, done in a thread where they are long."""
+    if sum(len(passage.text) for passage in passages) <= _INLINE_CHARS_MAX:
+        return work()
+    return await asyncio.to_thread(work)
 
 
 def _name(text: str) -> str:

@@ -5,12 +5,14 @@ half of its size, it becomes the one before, which replaces an older one. Nothin
 about what an outcome means.
 """
 
+import os
 from pathlib import Path
 from threading import Lock
 
 import msgspec
 
 _encode = msgspec.json.encode
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
 class OutcomeFile:
@@ -34,7 +36,8 @@ class OutcomeFile:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
             if held and held + len(line) > self._bytes_max // 2:
                 self._path.replace(before(self._path))
-            with self._path.open("ab") as file:
+            # It holds prompts, which are nobody else's to read.
+            with os.fdopen(os.open(self._path, _FLAGS, 0o600), "ab") as file:
                 file.write(line)
 
 

@@ -106,7 +106,7 @@ def out_of_fold(rows: Examples, told: Told) -> HeldOut:
     high, which would put rows of different folds into a wrong order.
     """
     folds, gains = rows.folds, rows.gains
-    parted = len(_parts(rows, folds == 0)) > 1
+    parted = _are_parted(rows)
     pairs = [pair for pair in combinations(range(FOLDS), 2) if parted]
     without: dict[tuple[int, ...], Numbers] = {}
     for done, left_out in enumerate([*((fold,) for fold in range(FOLDS)), *pairs], 1):
@@ -187,7 +187,7 @@ def _parts(rows: Examples, used: NDArray[np.bool_]) -> Floats:
     mean = float(rows.gains[used].mean())
     means = _task_means(rows, used)
     targets: list[tuple[Numbers, Fit]]
-    if np.ptp(means[used]) > 0.0:
+    if _are_parted(rows):
         targets = [(means - mean, TASK), (rows.gains - means, BEYOND_TASK)]
     else:
         targets = [(rows.gains - mean, WITHOUT_TASKS)]
@@ -238,6 +238,12 @@ def platt(scores: Numbers, rescues: Numbers) -> tuple[float, float]:
         return 0.0, float(np.log(share / (1.0 - share)))
     slope = float(found[0]) / spread
     return slope, float(found[1]) - slope * centre
+
+
+def _are_parted(rows: Examples) -> bool:
+    """Whether the rows name tasks of different gains. One answer for all fits, of which each sees
+    some of the rows only."""
+    return bool(np.ptp(_task_means(rows, np.ones(len(rows.folds), dtype=bool))) > 0.0)
 
 
 def _task_means(rows: Examples, used: NDArray[np.bool_]) -> Numbers:

@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from sluice.core.limits import RouteLimits, Sticky, Way
 from sluice.core.pools import Pool
+from sluice.core.supply import unserved
 
 # So many scores are remembered, and so many are needed before anything is concluded from them.
 SCORES_MAX, SCORES_MIN = 1000, 200
@@ -143,9 +144,10 @@ class ModelRoute:
             and not models[way].ready()
             and models[other].ready()
         ):
+            unserved(models[way], now_ns)  # so that one is started where none was asked for
             way, why = other, Why.NOT_SERVING
         if asked.conversation is not None and why in _REMEMBERED:
-            self._remember(asked.conversation, way)
+            self._remember(asked.conversation, would or way)
         model = models[way].limits.model
         return Choice(limits.route, model, way, why, asked.score, threshold, would)
 
@@ -175,7 +177,9 @@ class ModelRoute:
         load = pressure(models[Way.COMPLEX], self.limits.spill_wait_ns, now_ns)
         if load:
             load *= 1.0 - pressure(models[Way.SIMPLE], self.limits.spill_wait_ns, now_ns)
-        left = self.share_meant * (1.0 - self.limits.spill * load)
+        cuts = self._cuts
+        share = (len(cuts) - bisect_left(cuts, self.threshold)) / len(cuts)
+        left = share * (1.0 - self.limits.spill * load)
         return max(self.threshold, self._cut(left)) if load else self.threshold
 
     def _cut(self, share: float) -> float:

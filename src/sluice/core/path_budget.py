@@ -35,11 +35,6 @@ class Budget:
     first_ns: int | None
     whole_ns: int | None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether nothing is due."""
-        return self.first_ns is None and self.whole_ns is None
-
 
 @dataclass(frozen=True, slots=True)
 class Path:

@@ -99,8 +99,13 @@ def not_held(pool: Pool, now_ns: int) -> Refusal | None:
         return refusal
     if pool.queue.places < scale.hold_places and pool.ready_in_ns(now_ns) <= scale.hold_ns:
         return None
-    asked(pool, pool.work(Request("", now_ns, (0,), pool.service.mean_output_tokens), {}), now_ns)
+    unserved(pool, now_ns)
     return refusal
+
+
+def unserved(pool: Pool, now_ns: int) -> None:
+    """A request that nobody has counted found no replica here."""
+    asked(pool, pool.work(Request("", now_ns, (0,), pool.service.mean_output_tokens), {}), now_ns)
 
 
 def standing(pool: Pool, now_ns: int) -> Standing:

@@ -45,6 +45,10 @@ def files_below(path: Path) -> Iterator[Path]:
 
 def read_document(path: Path) -> Document:
     """A file as passages. Raises ``Unreadable``, or ``OSError``."""
+    try:
+        path.as_posix().encode()
+    except UnicodeEncodeError:
+        raise Unreadable("has a name that is not UTF-8") from None
     if path.stat().st_size > FILE_BYTES_MAX:
         raise Unreadable(f"has more than {FILE_BYTES_MAX // 1024**2} MiB")
     try:
@@ -77,15 +81,19 @@ def passages_of(text: str) -> Iterator[str]:
 
 def _pieces(paragraph: str) -> Iterator[str]:
     """A paragraph whole where it is short enough, else cut as late as the limit allows."""
-    while len(paragraph) > PASSAGE_CHARS:
-        ends = [found.start() for found in _SENTENCE.finditer(paragraph, 1, PASSAGE_CHARS)]
-        cut = ends[-1] if ends else paragraph.rfind(" ", 1, PASSAGE_CHARS)
-        if cut <= 0:
-            cut = PASSAGE_CHARS
-        yield paragraph[:cut].strip()
-        paragraph = paragraph[cut:].strip()
+    at = 0  # what is left is not copied: a file may be one paragraph
+    while len(paragraph) - at > PASSAGE_CHARS:
+        limit = at + PASSAGE_CHARS
+        ends = [found.start() for found in _SENTENCE.finditer(paragraph, at + 1, limit)]
+        cut = ends[-1] if ends else paragraph.rfind(" ", at + 1, limit)
+        if cut <= at:
+            cut = limit
+        yield paragraph[at:cut].strip()
+        at = cut
+        while paragraph[at].isspace():  # its end is none
+            at += 1
     if paragraph:
-        yield paragraph
+        yield paragraph[at:]
 
 
 def _title_of(text: str) -> str:

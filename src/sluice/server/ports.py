@@ -155,6 +155,10 @@ class AutoRoute(Protocol):
         """The model for a request, which is counted; ``text`` is what was judged of it."""
         ...
 
+    def answered(self, call_id: str, model: str) -> None:
+        """Another model than the chosen one answers a request."""
+        ...
+
     async def told(self, outcome: ToldOutcome) -> None:
         """Keep what became of a prompt. Raises ``InvalidRequest`` where that cannot be used."""
         ...

@@ -22,7 +22,7 @@ from sluice.server.merged import generating
 from sluice.server.options import call_for, check_ranges
 from sluice.server.ports import Gateway, Generation, Relay
 from sluice.server.problems import Headers, unfinished
-from sluice.server.routed import Asked, asked_of, route_headers
+from sluice.server.routed import Asked, answered_by, asked_of, route_headers
 from sluice.server.sources import tell_sources
 from sluice.server.sse import answer_headers
 from sluice.server.stamp import Stamp
@@ -96,6 +96,8 @@ async def serve_call(
         heard = await exchange.read_again(heard.body, again)
     async with generating(exchange, gateway, heard.calls) as generation:
         asked, raw = heard.asked, heard.raw
+        if stamp.routed is not None and generation.terms.model_asked:
+            answered_by(exchange, gateway, stamp.routed, generation.model)
         if generation.terms.retrieval is not None:
             tell_sources(exchange, generation.terms.retrieval)
         if raw is not None and generation.relay is not None:

@@ -27,8 +27,9 @@ from sluice.server.wire import decode
 Members = Mapping[str, Any]
 
 HEADER = b"x-sluice-route"
-# A token has at least so many characters of most texts: what is counted may be more than there are.
-_CHARS_PER_TOKEN = 3
+# A token has at least so many bytes of most texts in any script: what is counted may be more than
+# there are.
+_BYTES_PER_TOKEN = 3
 _OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _IMAGES = ("image_url", "input_image", "image")
 _ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
@@ -68,6 +69,13 @@ def asked_of(
         conversation=_heard(exchange.tenant, turns),
     )
     return Asked(question, text, body)
+
+
+def answered_by(exchange: Exchange, gateway: Gateway, choice: Choice, model: str) -> None:
+    """Another model answers than the one that was chosen, as under overload."""
+    route = gateway.routes.get(choice.route)
+    if route is not None:
+        route.answered(exchange.call_id, model)
 
 
 def route_headers(choice: Choice) -> Headers:
@@ -142,9 +150,10 @@ def _tokens(members: Members, turns: list[_Turn]) -> int:
     limits = [_value(members.get(name)) for name in _OUTPUT_LIMITS]
     output = max((limit for limit in limits if isinstance(limit, int)), default=1)
     instructions = _value(members.get("instructions"))
-    chars = sum(len(turn.text) + len(turn.rest) for turn in turns)
-    chars += len(instructions) if isinstance(instructions, str) else 0
-    return chars // _CHARS_PER_TOKEN + max(1, output)
+    texts = [text for turn in turns for text in (turn.text, turn.rest)]
+    texts += [instructions] if isinstance(instructions, str) else []
+    size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    return size // _BYTES_PER_TOKEN + max(1, output)
 
 
 def _heard(tenant: str, turns: list[_Turn]) -> int | None:

@@ -5,11 +5,16 @@ the first event of a stream, whoever made it: bytes of remote engines are not de
 error tells the header alone.
 """
 
+import re
+
 from sluice.runtime.generation import Retrieval
 from sluice.server.exchange import Exchange, Message, Send
 from sluice.server.problems import Headers, header_text
 from sluice.server.sse import encode_json
 from sluice.server.wire import Json
+
+# The first object of an answer or an event, however its engine writes it.
+_OBJECT = re.compile(rb"\{(?=\s*\")")
 
 
 def tell_sources(exchange: Exchange, retrieval: Retrieval) -> None:
@@ -64,21 +69,31 @@ class _Ahead:
     def __init__(self, send: Send, member: bytes) -> None:
         self._send, self._member = send, member
         self._due = False
+        # The head of an answer that tells its length waits until that is known.
+        self._head: Message | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers: Headers = message["headers"]
             self._due = message["status"] == 200
-            if self._due:
-                added = len(self._member)
-                message["headers"] = [_longer(name, value, added) for name, value in headers]
+            if self._due and any(name == b"content-length" for name, _ in message["headers"]):
+                self._head = message
+                return
         elif self._due:
             body: bytes = message["body"]
-            at = body.find(b'{"') + 1
-            if at:
-                self._due = False
-                message["body"] = body[:at] + self._member + body[at:]
+            found = _OBJECT.search(body)
+            added = 0
+            if found is not None:
+                self._due, added = False, len(self._member)
+                message["body"] = body[: found.end()] + self._member + body[found.end() :]
+            await self._begin(added)
         await self._send(message)
+
+    async def _begin(self, added: int) -> None:
+        head, self._head = self._head, None
+        if head is not None:
+            headers: Headers = head["headers"]
+            head["headers"] = [_longer(name, value, added) for name, value in headers]
+            await self._send(head)
 
 
 def _longer(name: bytes, value: bytes, added: int) -> tuple[bytes, bytes]:

@@ -277,13 +277,14 @@ def _served(model: PreparedModel, settings: Settings, trial: GrammarTrial) -> Se
 def reconfigure(
     gateway: LocalGateway,
     settings: Settings,
-    routes: LoadedRoutes,
+    routes: LoadedRoutes | None,
     ids: RemoteIds,
     told: Mapping[str, str],
 ) -> None:
     """Let what settings say of models, routes, classes and tenants hold while requests run.
 
-    ``routes`` are those of the settings, loaded; ``ids`` are those that the gateway was made with.
+    ``routes`` are those of the settings, loaded, ``None`` where they are as before; ``ids`` are
+    those that the gateway was made with.
     ``told`` are words for the journal, which gets what is different from before.
     """
     settings = ids.addresses.resolved(settings)
@@ -297,10 +298,11 @@ def reconfigure(
             model_of = {one: model for one, model in model_of.items() if model != name}
             model_of |= dict.fromkeys(wanted, name)
             launches |= remote_launches(wanted, section, served)
+    held = {name: one.limits for name, one in gateway.routes.items()}
     limits = Reconfigured(
         pools_of(settings, model_of),
         tuple(tenant_limits(settings.tenants)),
-        tuple(routes.limits.values()),
+        tuple((held if routes is None else routes.limits).values()),
     )
     classes = {
         name: ServiceClasses(settings.slo, settings.tenants, section.slo)
@@ -313,6 +315,7 @@ def reconfigure(
         lambda one, listener: launches[one](one, listener),
         reloaded(gateway.operated.deployment, settings, told),
     )
-    gateway.routes = gateway.operated.routes(routes.limits, routes.classifiers)
+    if routes is not None:
+        gateway.routes = gateway.operated.routes(routes.limits, routes.classifiers, gateway.routes)
     if settings.journal.enabled:
         keep_deployment(settings.journal.dir, gateway.operated.deployment.settings)

@@ -36,7 +36,7 @@ from sluice.wiring.defaults import models_of
 from sluice.wiring.gateway import reconfigure
 from sluice.wiring.pipelines import pipeline_gateway
 from sluice.wiring.remote import RemoteIds
-from sluice.wiring.routes import load_routes
+from sluice.wiring.routes import LoadedRoutes, load_routes
 from sluice.wiring.tracing import Tracing
 
 _log = logging.getLogger(__name__)
@@ -90,7 +90,10 @@ class RunningServer:
         async with self._one_at_a_time:
             try:
                 after = await asyncio.to_thread(self._read)
-                return self._apply(after, merged(self._loaded.settings, after.settings))
+                change = merged(self._loaded.settings, after.settings)
+                _check(change)
+                routes = await asyncio.to_thread(load_routes, change.settings)
+                return self._apply(after, change, routes)
             except ConfigError as error:
                 for problem in error.problems:
                     _log.error("settings were not changed: %s", problem)
@@ -106,8 +109,7 @@ class RunningServer:
             async with self._one_at_a_time:
                 settings = self._loaded.settings
                 told = {"addresses": "names of engines have other addresses"}
-                routes = load_routes(settings)
-                reconfigure(self.gateway, settings, routes, self._remote_ids, told)
+                reconfigure(self.gateway, settings, None, self._remote_ids, told)
 
     def drain_replica(self, replica_id: str, *, on: bool) -> None:
         """Give a replica nothing more, or use it again."""
@@ -120,14 +122,9 @@ class RunningServer:
         self.gateway.operated.note(told)
         _log.info("event %s noted", event.what)
 
-    def _apply(self, after: Loaded, change: Merged) -> Reloaded:
+    def _apply(self, after: Loaded, change: Merged, routes: LoadedRoutes) -> Reloaded:
         """Let the settings hold. What can fail comes before anything is changed."""
         settings = change.settings
-        wrong = [f"{dotted(one.keys[0])}: {one.message}" for one in conflicts(settings)]
-        if wrong:
-            rest = "of what was read, only part can hold before a restart, and that is wrong: "
-            raise ConfigError(tuple(rest + problem for problem in wrong))
-        routes = load_routes(settings)
         self.transport.reconfigure(settings.server)
         kept = {path: self._loaded.origin(path) for path in change.waiting}
         self._loaded = Loaded(settings, {**after.origins, **kept})
@@ -151,3 +148,11 @@ class RunningServer:
 
     def _make_app(self, section: ServerSection, bodies: Bodies) -> AsgiApp:
         return create_app(self.front, section, self._sources, operations=self, bodies=bodies)
+
+
+def _check(change: Merged) -> None:
+    """Check what would hold. Raises ``ConfigError``."""
+    wrong = [f"{dotted(one.keys[0])}: {one.message}" for one in conflicts(change.settings)]
+    if wrong:
+        rest = "of what was read, only part can hold before a restart, and that is wrong: "
+        raise ConfigError(tuple(rest + problem for problem in wrong))

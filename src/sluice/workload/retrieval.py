@@ -32,6 +32,8 @@ class RetrievalTime:
     def __post_init__(self) -> None:
         if not 0.0 <= self.p50_s <= self.p99_s <= 86400.0:
             raise BadWorkload("retrieval must have 0s <= p50 <= p99 <= 24h")
+        if self.p99_s and not self.p50_s:
+            raise BadWorkload("retrieval whose p99 is above 0s needs a p50 above 0s")
         if self.within_s is not None and self.within_s <= 0:
             raise BadWorkload("retrieval must be waited for longer than 0s: within")
 
