@@ -79,7 +79,7 @@ def print_outcome(found: Mapping[str, Any]) -> None:
         ("retries", _retries(found)),
         ("preemptions", f"{found['preemptions']:,}"),
         ("replica hours", f"{_rate(found['replica_hours'])}"),
-        ("replicas", _scalings(found)),
+        *([("replicas", _scalings(found))] if found["scaling"] else []),
         ("in the fleet", "{at_half} at half, {at_end} at the last arrival".format_map(
             found["in_fleet"])),
         ("time", f"{found['simulated_s']:,.0f} s simulated in {found['wall_s']:.1f} s"),
@@ -96,8 +96,6 @@ def print_outcome(found: Mapping[str, Any]) -> None:
 def _scalings(found: Mapping[str, Any]) -> str:
     """How many replicas served, where that followed the load."""
     numbers = [one["number"] for one in found["scaling"]]
-    if not numbers:
-        return "all the time the same"
     return f"{min(numbers)} to {max(numbers)}, {len(numbers)} changes"
 
 

@@ -294,8 +294,10 @@ class _Actor:
         """Wait until it has ended, ending it after ``wait_s``, and say how."""
         if self._how is None:
             await asyncio.wait([self.ending], timeout=min(wait_s, _EXIT_S_MAX))
+            # What Ray says after the kill is of the kill: the machine may be gone all the same.
+            silent = not self.ending.done()
             self._how = await _ended(self._actor, self.ending)
-            if self.ending.cancelled():
+            if silent:
                 self._suspects[self._node] = asyncio.get_running_loop().time()
         return self._how
 
