@@ -15,14 +15,22 @@ from sluice.cli.bench_search_report import interval_words, search_plots, search_
 from sluice.cli.main import run
 from sluice.loadtest.document import manifest, trial_document
 from sluice.loadtest.run_search import player
-from sluice.loadtest.trial import Metric, Objective
+from sluice.loadtest.search_record import SearchRecord
+from sluice.loadtest.trial import (
+    CannotMeasure,
+    Metric,
+    Objective,
+    TrialOutcome,
+    Void,
+    VoidCause,
+)
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "measuring.md").read_text(encoding="utf-8")
 COMMANDS = [
     line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()
 ]
 TTFT = Objective(Metric.TTFT, 0.3)
-ASKED = {"budget": "300s", "quick": False, "seed": 1, "resume": None}
+ASKED = {"budget": "400s", "quick": False, "seed": 1, "resume": None}
 
 
 @pytest.mark.parametrize(
@@ -94,3 +102,43 @@ def test_a_budget_that_is_too_short_is_refused_in_words(monkeypatch, capsys):
     monkeypatch.setattr(bench, "_session", lambda url, options: None)
     assert run(["bench", "http://127.0.0.1:1", "--budget", "5s"]) == 2
     assert "--budget must be 30s or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "other", [{"url": "http://b:2"}, {"model": "large"}], ids=["endpoint", "model"]
+)
+def test_resuming_with_another_endpoint_or_model_is_refused(other, tmp_path):
+    def begun(**of):
+        asked = {**ASKED, "url": "http://a:1", "model": "small", "resume": tmp_path / "t", **of}
+        return SearchRecord(asked["resume"], search_wanted(asked, [TTFT], None).identity)
+
+    begun()
+    with pytest.raises(CannotMeasure, match=rf"another search \({next(iter(other))} differ"):
+        begun(**other)
+
+
+def test_void_trials_are_kept_so_that_a_search_resumes_where_it_was(tmp_path):
+    queue = QueueRunner(QueueEngine("many short prompts", prefill_s=0.02, twice_at=150.0))
+    played: list[int] = []
+
+    def play(wish, plan, watch):
+        played.append(wish.number)
+        if len(played) == 9:
+            return TrialOutcome(plan, [], 1.0, void=Void(VoidCause.CLIENT_LIMITED, "late"))
+        if len(played) == 12:
+            return TrialOutcome(plan, [], 1.0, void=Void(VoidCause.INTERRUPTED, "now"))
+        return queue.run(plan, watch)
+
+    wanted = search_wanted({**ASKED, "resume": tmp_path / "trials"}, [TTFT], 5000.0)
+    first, found = (
+        searched(
+            wanted, play, QueueStimulus(), lambda one: trial_document(one, [TTFT], 0.01),
+            BenchProgress(),
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    assert not first["complete"]
+    assert played[:12] == list(range(12))
+    assert played[12] == 11, "the trial that was broken off is the first"
+    assert len(set(played)) == len(played) - 1
+    assert found["complete"]

@@ -94,9 +94,28 @@ def test_without_targets_only_capacity_is_looked_for():
     search = searched(question(objectives={}, budget_s=600.0))
     found = search.found()
     assert found.slo is None
-    assert set(search.stages) <= {Stage.LADDER, Stage.CAPACITY, Stage.REVISIT}
+    assert set(search.stages) <= {Stage.LADDER, Stage.CAPACITY, Stage.REVISIT, Stage.OVERLOAD}
     assert found.throughput.estimate_rps == pytest.approx(CAPACITY_RPS, rel=0.12)
-    assert (found.capacity.high_rps or CAPACITY_RPS) > 0.9 * CAPACITY_RPS
+    assert found.capacity.high_rps is not None
+    assert found.capacity.high_rps > CAPACITY_RPS
+
+
+def test_capacity_has_an_upper_end_and_short_trials_do_not_put_it_below_the_truth():
+    found = [searched(question(budget_s=300.0, seed=seed)).found().capacity for seed in range(8)]
+    ends = [one.high_rps for one in found if one.high_rps is not None]
+    assert len(ends) >= 6
+    assert min(ends) > CAPACITY_RPS
+    assert all(one.low_rps is None or one.low_rps < 1.02 * CAPACITY_RPS for one in found)
+
+
+def test_d27_a_search_at_half_a_request_per_second_never_uses_a_rate_of_0():
+    slow = QueueEngine("very slow", prefill_s=1.9, prefill_cv=0.2, output_tokens=10.0)
+    runner = Voided(lambda plan: None)
+    runner.runner = QueueRunner(slow)
+    searched(question(objectives={"ttft": Objective(Metric.TTFT, 5.0)}), runner)
+    rates = [plan.load.rate_rps for plan in runner.plans if isinstance(plan.load, OpenLoop)]
+    assert len(rates) > 3
+    assert all(0.05 < rate < 1.2 for rate in rates)
 
 
 def test_a_search_goes_on_from_recorded_trials(tmp_path):

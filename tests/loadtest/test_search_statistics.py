@@ -32,7 +32,7 @@ def sample(rate=0.0, clients=None, drift=Slope(0.0, 0.001), completed=0.0, **of)
         "took_s": 70.0,
         "void": None,
         "stopped": False,
-        "requests": 100,
+        "requests": 10_000,
         "failed": 0,
         "completed_rps": completed,
         "completed_error_rps": 0.01 * completed,
@@ -136,7 +136,7 @@ def test_soaks_certify_only_what_all_of_them_together_show():
     ids=str,
 )
 def test_a_backlog_is_shown_to_grow_or_not_or_neither(drift, trend):
-    assert trend_of(drift, 0.01) is trend
+    assert trend_of(drift, 0.01, requests=10_000) is trend
 
 
 def test_capacity_lies_between_the_highest_stable_and_the_lowest_unstable_rate():
@@ -158,6 +158,21 @@ def test_a_rate_that_is_not_sustained_after_overload_makes_the_server_metastable
     trials = [sample(8.0), sample(9.0), sample(12.0, drift=Slope(0.3, 0.02)), again]
     found = capacity_of(trials, revisited=again, tolerance=0.01)
     assert (found.low_rps, found.high_rps, found.metastable) == (8.0, 9.0, True)
+
+
+def test_growth_at_a_rate_below_one_that_was_calm_for_as_long_is_taken_for_chance():
+    grew, calm = sample(9.0, drift=Slope(0.1, 0.01)), sample(11.0, drift=Slope(0.0, 0.02))
+    assert capacity_of([grew], tolerance=0.01).high_rps == 9.0
+    assert capacity_of([grew, calm], tolerance=0.01).high_rps is None
+    short = sample(11.0, drift=Slope(0.0, 0.02), counted_s=10.0)
+    assert capacity_of([grew, short], tolerance=0.01).high_rps == 9.0
+    trials = [sample(12.0, drift=Slope(0.3, 0.02)), grew, calm]
+    assert not capacity_of(trials, revisited=grew, tolerance=0.01).metastable
+
+
+def test_few_requests_do_not_show_growth_that_chance_has_too():
+    assert trend_of(Slope(0.1, 0.01), 0.01, requests=700) is Trend.UNDECIDED
+    assert trend_of(Slope(0.1, 0.01), 0.01, requests=2_000) is Trend.UNSTABLE
 
 
 def test_the_ladder_ends_where_more_clients_bring_no_more():

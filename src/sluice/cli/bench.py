@@ -197,7 +197,9 @@ def _searched(session: Session, asked: Mapping[str, Any], outputs: Outputs) -> d
         for note in session.calibration.notes:
             progress.say(f"note: {note}")
         limit_rps = _client_rps(session, asked, progress)
-        wanted = search_wanted(asked, session.objectives, limit_rps)
+        target = session.calibration.target
+        of = {"url": f"{target.netloc}{target.path}", "model": target.model}
+        wanted = search_wanted({**asked, **of}, session.objectives, limit_rps)
 
         def play(wish: Wish, plan: TrialPlan, watch: Watch) -> TrialOutcome:
             outcome = _play(session, runner, progress, (name_of(wish), plan), watch)

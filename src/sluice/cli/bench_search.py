@@ -118,7 +118,8 @@ def searched(
         document = before[len(documents)][2] if outcome is None else describe(outcome)
         documents.append(document)
         if outcome is not None:
-            if record is not None and sample.void is None:
+            # Void trials have numbers too; one that ended the search is to be tried again.
+            if record is not None and search.stopped is None:
                 _kept(record, progress, (wish, sample, document))
             progress.say(f"  {interval_words(search_document(search))}")
 

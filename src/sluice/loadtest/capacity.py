@@ -136,12 +136,13 @@ def capacity_of(
     """The bracket by all open-loop trials.
 
     More load never makes a backlog grow less, so that trials at a rate and a little above it
-    together say that it is stable, and those at it and a little below that it is not. Where
-    ``revisited``, a stable rate after overload, has become unstable, no rate from there on counts
-    as stable.
+    together say that it is stable, and those at it and a little below that it is not; one that
+    seems not to be is taken for chance where a trial above it, no shorter, was calm. Where
+    ``revisited``, a stable rate after overload, has become unstable and stays so, no rate from
+    there on counts as stable.
     """
     trials = [one for one in samples if one.rate_rps > 0.0 and one.valid]
-    metastable = revisited is not None and revisited.trend is Trend.UNSTABLE
+    metastable = revisited is not None and _stays_unstable(trials, revisited, tolerance)
     below = inf if not metastable or revisited is None else revisited.rate_rps
     rates = sorted({one.rate_rps for one in trials})
     stable = [rate for rate in rates if rate < below and _shown_stable(trials, rate, tolerance)]
@@ -155,11 +156,35 @@ def capacity_of(
     return Capacity(low, None if high == inf else high, metastable)
 
 
+def _stays_unstable(trials: Sequence[Sample], revisited: Sample, tolerance: float) -> bool:
+    """Whether it was, and no trial after it says otherwise: those before came before overload."""
+    after = next((at for at, one in enumerate(trials) if one is revisited), len(trials))
+    return revisited.trend is Trend.UNSTABLE and not _calm_above(
+        trials[after + 1 :], [revisited], tolerance
+    )
+
+
 def _shown_unstable(trials: Sequence[Sample], rate: float, tolerance: float) -> bool:
     near = [one for one in trials if rate / (1.0 + TOGETHER) <= one.rate_rps <= rate]
-    if any(one.stopped for one in near if one.rate_rps == rate):
-        return True
-    return trend_of(_together(near), tolerance) is Trend.UNSTABLE
+    stopped = any(one.stopped for one in near if one.rate_rps == rate)
+    if not stopped and _trend_of(near, tolerance) is not Trend.UNSTABLE:
+        return False
+    return not _calm_above(trials, near, tolerance)
+
+
+def _calm_above(trials: Sequence[Sample], shown: Sequence[Sample], tolerance: float) -> bool:
+    """Whether the backlog did not grow at a higher rate, over a time no shorter than it was seen to
+    grow in. Broken off trials are short, for what they show does not take long."""
+    rate = max(one.rate_rps for one in shown)
+    grew = [one for one in shown if one.trend is Trend.UNSTABLE] or shown
+    longest_s = max(one.counted_s for one in grew)
+    return any(
+        one.rate_rps > rate
+        and one.counted_s >= longest_s
+        and not one.stopped
+        and _trend_of([one], tolerance) is not Trend.UNSTABLE
+        for one in trials
+    )
 
 
 def _shown_stable(trials: Sequence[Sample], rate: float, tolerance: float) -> bool:
@@ -167,7 +192,12 @@ def _shown_stable(trials: Sequence[Sample], rate: float, tolerance: float) -> bo
     if any(one.trend is Trend.UNSTABLE for one in near if one.rate_rps == rate):
         return False
     calm = [one for one in near if one.trend is not Trend.UNSTABLE]
-    return trend_of(_together(calm), tolerance) is Trend.STABLE
+    return _trend_of(calm, tolerance) is Trend.STABLE
+
+
+def _trend_of(trials: Sequence[Sample], tolerance: float) -> Trend:
+    """What trials at about one rate show together."""
+    return trend_of(_together(trials), tolerance, sum(one.requests for one in trials))
 
 
 def _together(trials: Sequence[Sample]) -> Slope:

@@ -6,7 +6,7 @@ A sample is small and can be written down, so that a search goes on from those o
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf
+from math import inf, sqrt
 
 import numpy as np
 
@@ -38,6 +38,10 @@ MEMORIES_PER_BATCH = 10.0
 BATCHES_MIN, BATCHES_MAX = 5, 20
 # Backlog that grows by less than this part of the offered rate is not seen in any trial.
 DRIFT_TOLERANCE = 0.01
+# A backlog that neither grows nor shrinks, at capacity, wanders: after n Poisson arrivals and as
+# many irregular ends by sqrt(2 n) requests, and the slope fitted to such a walk scatters by
+# sqrt(6/5) of that over the length. One-sided 99 % of it, as a part of the rate, times sqrt(n).
+WANDERS = 2.3263 * sqrt(2.0 * 6.0 / 5.0)
 
 
 class Trend(StrEnum):
@@ -91,7 +95,9 @@ class Sample:
     @property
     def trend(self) -> Trend:
         """Whether the backlog is shown to grow, or shown not to."""
-        return Trend.UNSTABLE if self.stopped else trend_of(self.drift, DRIFT_TOLERANCE)
+        return (
+            Trend.UNSTABLE if self.stopped else trend_of(self.drift, DRIFT_TOLERANCE, self.requests)
+        )
 
     def count(self, objective: str) -> Count:
         """All batches together."""
@@ -99,10 +105,12 @@ class Sample:
         return Count(sum(one.requests for one in batches), sum(one.missed for one in batches))
 
 
-def trend_of(drift: Slope, tolerance: float) -> Trend:
-    """What a growth of the backlog shows. A search looks at many trials, most of them stable: that
-    one is not takes 99 %, that it is 95 %."""
-    if drift.estimate > max(tolerance, CRITICAL_99 * drift.error):
+def trend_of(drift: Slope, tolerance: float, requests: int) -> Trend:
+    """What a growth of the backlog over so many requests shows. A search looks at many trials, most
+    of them stable: that one is not takes 99 %, by its error and beyond what a backlog wanders that
+    does not grow; that it is takes 95 %."""
+    wanders = WANDERS / sqrt(max(1, requests))
+    if drift.estimate > max(tolerance, CRITICAL_99 * drift.error, wanders):
         return Trend.UNSTABLE
     high = drift.estimate + CRITICAL_95 * drift.error
     return Trend.STABLE if high <= tolerance else Trend.UNDECIDED

@@ -6,7 +6,7 @@ next trial, so that a search goes on from the samples of an earlier run. ``run_s
 trials played; the statistics are in ``capacity.py``, ``slo_fit.py`` and ``soaks.py``.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, inf, log, sqrt
@@ -34,6 +34,9 @@ LADDER_PART, CONFIRM_PART, SOAK_PART = 0.10, 0.16, 0.20
 CONFIRM_BELOW, CONFIRM_ABOVE = (0.90, 0.80, 0.65), (1.05, 1.20, 1.50)
 # By how much the ladder may be late.
 LADDER_LATE = 2.5
+# Where nothing has shown what is too much: a rate so far above all that was reached, for so many
+# answer times that growth stands out.
+TOO_MUCH, TOO_MUCH_ANSWERS = 1.5, 4.0
 BRACKET_FROM, BRACKET_STEP, BRACKET_DOWN_MAX = 0.3, 1.4, 6
 # On both sides of the middle of what is known, in logits of the share that misses: where it rises
 # twenty times as fast as the rate, 2 % below and 3 % above.
@@ -60,6 +63,7 @@ class Stage(StrEnum):
     LADDER = "ladder"
     CAPACITY = "capacity"
     REVISIT = "revisit"
+    OVERLOAD = "overload"
     BRACKET = "bracket"
     FIT = "fit"
     SOAK = "soak"
@@ -187,9 +191,7 @@ class Search:
         if not passed and not failed:
             return None
         if fitted is None or not passed or not failed or self._contradicted():
-            low, high = max(passed, default=None), min(failed, default=None)
-            if low is not None and high is not None:
-                low, high = min(low, high), max(low, high)
+            low, high = self._ends(fitted, passed, failed)
             return SloRate(
                 low_rps=low, high_rps=high, certified_rps=self._certified_rps,
                 binding=self._worst() if failed else None,
@@ -200,6 +202,20 @@ class Search:
             middle, low, high, self._certified_rps, self._binding(fitted),
             resolved=(high - low) / 2.0 <= HALF_WIDTH_RESOLVED * middle,
         )  # fmt: skip
+
+    def _ends(
+        self, fitted: SloFit | None, passed: Sequence[float], failed: Sequence[float]
+    ) -> tuple[float | None, float | None]:
+        """What is known without an estimate: an end where trials have been on that side of it. That
+        a short trial passes or fails shows little: the ends are those of the fit, where there is
+        one line through all."""
+        if fitted is not None and not self._contradicted():
+            rate = fitted.posterior
+            return rate.quantile(0.05) if passed else None, rate.quantile(0.95) if failed else None
+        low, high = max(passed, default=None), min(failed, default=None)
+        if low is not None and high is not None:
+            low, high = min(low, high), max(low, high)
+        return low, high
 
     def _binding(self, fitted: SloFit) -> str:
         """The objective that sets the rate; failures where most of what misses it failed, and
@@ -252,7 +268,11 @@ class Search:
         return notes
 
     def _open(self) -> list[Sample]:
-        return [one for one in self.samples if one.rate_rps > 0.0 and one.valid]
+        return [
+            one
+            for stage, one in zip(self.stages, self.samples, strict=True)
+            if one.rate_rps > 0.0 and one.valid and stage is not Stage.OVERLOAD
+        ]
 
     def _fails(self, sample: Sample) -> bool:
         return self._overloaded(sample) or any(
@@ -295,9 +315,14 @@ class Search:
             fit_until_s = (1.0 - SOAK_PART) * budget_s
             yield from self._bracket(fit_until_s)
             yield from self._narrow(fit_until_s)
+            # Before there is an estimate, its time is better spent on that.
+            if any(self._fails(one) for one in self._open()):
+                yield from self._overload(budget_s)
             yield from self._certify()
             # What certifying has left.
             yield from self._narrow(budget_s)
+        else:
+            yield from self._overload(budget_s)
 
     def _ladder(self, until_s: float) -> Trials:
         while (clients := next_rung(self.samples)) is not None:
@@ -340,6 +365,24 @@ class Search:
             self._revisited = yield from self._at(Stage.REVISIT, below, until_s, 1)
         for part in (1.0, 0.95):
             yield from self._at(Stage.CAPACITY, part * best.estimate_rps, until_s, 1)
+
+    def _overload(self, until_s: float) -> Trials:
+        """The upper end of capacity, where time is left and no trial has shown one. Nothing that is
+        near the SLO rate is learned there, so that it is left out of the fit."""
+        best, capacity = throughput(self.samples), self._capacity()
+        assert best is not None
+        rate = TOO_MUCH * max(best.high_rps, capacity.low_rps or 0.0)
+        answer_s = self._answer_s(best.low_rps)
+        counted_s = max(2.0, TOO_MUCH_ANSWERS * answer_s)
+        span = Span(counted_s, _warm_s(answer_s), 0.0, self._patience_s(answer_s))
+        # What comes too fast by a part takes that part of the time to be answered behind it.
+        takes_s = TOO_MUCH * span.to_s + answer_s
+        if capacity.high_rps is not None or takes_s > until_s - self.spent_s:
+            return
+        if rate > self._client_rps:
+            self._client_bound = True
+            return
+        yield from self._played(Stage.OVERLOAD, OpenLoop(rate), span)
 
     def _bracket(self, until_s: float) -> Trials:
         best = throughput(self.samples)
