@@ -63,6 +63,7 @@ def test_one_rate_has_the_fixed_spellings_and_feeds_the_planner(server, capsys, 
     assert found["tokens"]["prompt_mean"] == 30, "lengths are exact by the server's own count"
     assert found["lengths"] == {"compared": found["requests"], "prompt_share": 0, "output_share": 0}
     assert json.loads(out.read_text()) == found
+    assert run(["bench", "compare", str(out), str(out)]) == 0
     (point,) = points_of(str(out), Lengths(30, 4))
     assert point.step_s == found["tpot_s"]["p50"]
 

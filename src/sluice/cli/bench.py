@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from sluice.cli.bench_compare import compare
 from sluice.cli.bench_options import (
     OUTPUT_TOKENS,
     bench_options,
@@ -68,6 +69,7 @@ Examples:
   sluice bench https://host/v1 --model m --key-env API_KEY --trace azure-conv --rate 3
   sluice bench http://127.0.0.1:8000 --rate 5 --spike rate=20,from=20s,for=10s
   sluice bench http://127.0.0.1:8000 --rate 5 --adversary rate=2,input=4000,output=16
+  sluice bench compare before.json after.json
 
 \b
 Every latency counts from the time at which a request was planned, and there is no limit on
@@ -80,7 +82,22 @@ certified, 2 a trial is void or nothing could be said, or bad input.
 """
 
 
-@click.command(epilog=_EPILOG)
+class _Bench(click.Command):
+    """Takes a URL, or ``compare`` and the files of results."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        if args[:1] == [compare.name]:
+            return compare.make_context(f"{info_name} compare", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command(cls=_Bench, epilog=_EPILOG)
 @click.argument("url")
 @bench_options
 @search_options
