@@ -85,16 +85,11 @@ certified, 2 a trial is void or nothing could be said, or bad input.
 class _Bench(click.Command):
     """Takes a URL, or ``compare`` and the files of results."""
 
-    def make_context(
-        self,
-        info_name: str | None,
-        args: list[str],
-        parent: click.Context | None = None,
-        **extra: Any,
-    ) -> click.Context:
-        if args[:1] == [compare.name]:
-            return compare.make_context(f"{info_name} compare", args[1:], parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
+    def make_context(self, *given: Any, **extra: Any) -> click.Context:
+        name, words, *rest = given
+        if words[:1] == [compare.name]:
+            return compare.make_context(f"{name} {compare.name}", words[1:], *rest, **extra)
+        return super().make_context(*given, **extra)
 
 
 @click.command(cls=_Bench, epilog=_EPILOG)

@@ -4,7 +4,8 @@ Reads files and prints; the statistics are in ``loadtest/compare.py``.
 """
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sluice.cli.options import BadInput, json_option, print_json
-from sluice.loadtest.compare import Verdict, changes
+from sluice.loadtest.compare import Change, Verdict, changes
 
 _EPILOG = """\b
 Examples:
@@ -28,6 +29,15 @@ both results measured.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Two files and what changed between them."""
+
+    before: str
+    after: str
+    changes: Sequence[Change]
+
+
 @click.command("compare", epilog=_EPILOG)
 @click.argument("before", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("after", type=click.Path(path_type=Path, dir_okay=False), nargs=-1, required=True)
@@ -38,7 +48,8 @@ def compare(*, before: Path, after: tuple[Path, ...], as_json: bool) -> None:
     Trials of the same load are paired part by part in time, so give both runs the same --seed;
     searches are compared by their intervals. All intervals of a pair hold together with 95 %.
     """
-    first, found = _read(before), []
+    first = _read(before)
+    found: list[_Compared] = []
     for path in after:
         try:
             rows = changes(first, _read(path))
@@ -49,11 +60,10 @@ def compare(*, before: Path, after: tuple[Path, ...], as_json: bool) -> None:
                 f"{before} and {path} have no valid trials of the same load and no estimates in "
                 f"common; run both with the same --rate or --concurrency, for 10s or more"
             )
-        found.append({"before": str(before), "after": str(path), "changes": rows})
-    worse = any(row.verdict is Verdict.WORSE for one in found for row in one["changes"])
+        found.append(_Compared(str(before), str(path), rows))
+    worse = any(row.verdict is Verdict.WORSE for one in found for row in one.changes)
     if as_json:
-        plain = [{**one, "changes": [asdict(row) for row in one["changes"]]} for one in found]
-        print_json({"worse": worse, "compared": plain})
+        print_json({"worse": worse, "compared": [asdict(one) for one in found]})
     else:
         _print(found)
     click.get_current_context().exit(1 if worse else 0)
@@ -68,14 +78,14 @@ def _read(path: Path) -> Any:
         raise BadInput(f"{path} is no JSON document of sluice bench: {error}") from None
 
 
-def _print(found: list[dict[str, Any]]) -> None:
+def _print(found: Sequence[_Compared]) -> None:
     console = Console()
     for one in found:
         table = Table("load", "measure", "before", "after", "change", "interval", "")
-        for row in one["changes"]:
+        for row in one.changes:
             table.add_row(
                 row.load, row.measure, f"{row.before:.4g}", f"{row.after:.4g}",
                 f"{row.change:+.1%}", f"{row.low:+.1%} to {row.high:+.1%}", row.verdict.value,
             )  # fmt: skip
-        console.print(f"{one['before']} and {one['after']}", highlight=False)
+        console.print(f"{one.before} and {one.after}", highlight=False)
         console.print(table)
