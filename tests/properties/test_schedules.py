@@ -227,8 +227,13 @@ def stretch_of(entries: list[Entry], wake_ns: int | None) -> list[StepDone]:
 # A late prompt was given what one on time, that rested, had left of a step.
 LATE_BESIDE_RESTING = bytes.fromhex("00c604000003000003000a000200007e00000002021900000003000200")
 
+REPORT_AFTER_STRETCH = bytes.fromhex(
+    "000030000000000000000000000000000400000202000000000000000002000001000000000000"
+)
+
 
 @example(LATE_BESIDE_RESTING)
+@example(REPORT_AFTER_STRETCH)
 @settings(max_examples=SCHEDULES, suppress_health_check=list(HealthCheck))
 @given(st.binary(min_size=HEAD_BYTES + 4 * EVENT_BYTES, max_size=HEAD_BYTES + 7 * EVENT_BYTES))
 def test_any_schedule_keeps_the_invariants_and_is_the_same_again(script):

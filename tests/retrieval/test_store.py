@@ -195,8 +195,8 @@ def test_a_file_of_one_long_paragraph_is_cut_without_copying_what_is_left():
             Counting.copied += len(piece)
             return Counting(piece)
 
-        def strip(self):
-            return Counting(str.strip(self))
+        def strip(self, chars=None):
+            return Counting(str.strip(self, chars))
 
     text = Counting("A sentence of words. " * 20_000)
     pieces = list(_pieces(Counting(text.strip())))

@@ -99,6 +99,7 @@ class Batching:
                 cost.observe(load.steps_later(steps), duration_ns)
         load = load.steps_later(len(stretch.durations_ns))
         batch.skip(stretch, self.roster.ledger)
+        self._seats.count()
         version, steps = self._blocked
         self._blocked = (version, steps - len(stretch.durations_ns))
         return Batch(batch.decodes, [], load)

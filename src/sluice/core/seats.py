@@ -21,7 +21,8 @@ class Seats:
     ``known`` is the last count, ``decode_tokens_per_s`` what so many residents like the last ones
     give together, 0 while there were none.
 
-    So steps that are taken in one stretch leave the same count as one by one.
+    So steps that are taken in one stretch leave the same count as one by one, if it is taken at the
+    end of the stretch as well.
     """
 
     def __init__(self, roster: Roster) -> None:
@@ -35,7 +36,7 @@ class Seats:
         if self._version != self._roster.version:
             self._version = self._roster.version
             self.known = self._counted()
-            self._time_full()
+        self._time_full()
         return self.known
 
     def _counted(self) -> int:

@@ -43,6 +43,21 @@ class SmallCluster:
         """Kill a node with all that runs on it, as a machine that loses its power."""
         self._cluster.remove_node(node, allow_graceful=False)
 
+    def free(self) -> None:
+        """End the actors that earlier tests have left, which wait for a gateway."""
+        import ray  # noqa: PLC0415 - as above
+
+        ray.init(
+            address=self.address,
+            namespace="sluice",
+            ignore_reinit_error=True,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+        for one in ray.util.list_named_actors(all_namespaces=True):
+            with contextlib.suppress(ValueError):  # it ended in between
+                ray.kill(ray.get_actor(one["name"], namespace=one["namespace"]))
+
     def close(self) -> None:
         """End every process of the cluster."""
         import ray  # noqa: PLC0415 - as above

@@ -52,9 +52,11 @@ IDS = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SmallCluster]:
+    before = psutil.Process().children(recursive=True)
     with small_cluster() as cluster:
         cluster.nodes = [cluster.add(), cluster.add()]
-        started = psutil.Process().children(recursive=True)
+        there = psutil.Process().children(recursive=True)
+        started = [one for one in there if one not in before]
         yield cluster
     _, alive = psutil.wait_procs(started, timeout=10)
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
@@ -247,7 +249,11 @@ def test_the_page_takes_a_user_to_the_cluster(cluster, tmp_path):
     (tmp_path / "sluice.toml").write_text(LOCAL, encoding="utf-8")
     shell = Shell(tmp_path)
     shell.environment["RAY_ADDRESS"] = cluster.address
-    checked = shell.run(f"{CHECK} 2>&1")
+    cluster.free()
+    checked = shell.run(f"{CHECK} 2>&1 || true")
+    for _ in range(10):  # Ray takes a moment to take back what was freed
+        if "no room" in checked:
+            checked = shell.run(f"{CHECK} 2>&1 || true")
     assert len(re.findall(r"^machine \S+: 2 processors", checked, re.MULTILINE)) == 2
     assert "chat-1: fits on" in checked
     listening = [*SERVE.split(), "--listen", "127.0.0.1:0"]

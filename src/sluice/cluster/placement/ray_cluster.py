@@ -383,7 +383,8 @@ def _alone(work: Callable[[], object]) -> "asyncio.Future[None]":
             work()
         except (ConnectionError, RuntimeError, ValueError) as raised:
             error = raised
-        loop.call_soon_threadsafe(tell, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, error)
 
     def tell(error: Exception | None) -> None:
         if done.cancelled():
