@@ -231,3 +231,11 @@ def test_a_server_that_takes_nothing_voids_the_trial():
 def test_a_partial_head_is_garbage():
     (one,) = play(lambda _: (Send(head()[:10]), Close()), ONE).requests
     assert one.ending in {Ending.DISCONNECTED, Ending.GARBAGE}
+
+
+def test_targets_on_the_pace_of_tokens_allow_a_late_client_a_part_of_the_answer():
+    outcome = play(lambda request: answer(request, gap_s=0.08), plan_of(asks_at([0.0, 0.1])))
+    paced_s = LagRule(paced=True).allowed_s(outcome.counted)
+    assert paced_s > 2 * LagRule().allowed_s(outcome.counted)
+    assert LagRule(0.2).allowed_s([]) == 0.002
+    assert LagRule(paced=True).allowed_s([]) == 0.001

@@ -106,7 +106,8 @@ class _Bench(click.Command):
 @click.option(
     "--lag-max",
     metavar="DURATION",
-    help="How late the client may be at p99. Default: 1 ms, or 1 % of the tightest target.",
+    help="How late the client may be at p99. Default: 1 ms, or 1 % of the tightest of --ttft and "
+    "--e2e, and of a whole answer with other targets only.",
 )
 @output_options
 @json_option
@@ -269,7 +270,9 @@ def _runner(
         target or session.calibration.target,
         session.texts,
         processes=asked["processes"],
-        lag=LagRule(min(limits_s, default=None), lag_s_max),
+        lag=LagRule(
+            min(limits_s, default=None), lag_s_max, paced=bool(session.objectives) and not limits_s
+        ),
         metrics=session.metrics if target is None else None,
     ) as runner:
         yield runner

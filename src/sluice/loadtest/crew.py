@@ -66,10 +66,13 @@ class Texts:
 class LagRule:
     """How late the client may be: ``lag_s_max`` at p99, where it is not set 1 ms or 1 % of what is
     measured, whichever is more: of ``limit_s``, the tightest limit from the planned time, and of
-    the median time to first token where there is no limit."""
+    the median time to first token where there is no limit. ``paced`` is that all limits are on the
+    pace of tokens, which does not count from the planned time: a late client only moves what runs
+    beside what, and 1 % of the median time of a whole answer moves little of that."""
 
     limit_s: float | None = None
     lag_s_max: float | None = None
+    paced: bool = False
 
     def allowed_s(self, requests: Sequence[RequestOutcome]) -> float:
         """The most for these requests."""
@@ -77,7 +80,8 @@ class LagRule:
             return self.lag_s_max
         measured_s = self.limit_s
         if measured_s is None:
-            waits_s = [one.ttft_s or one.e2e_s for one in requests if one.done]
+            done = [one for one in requests if one.done]
+            waits_s = [one.e2e_s if self.paced else one.ttft_s or one.e2e_s for one in done]
             measured_s = quantile(waits_s, 0.5) if waits_s else 0.0
         return max(_LAG_S_MAX, _LAG_SHARE_MAX * measured_s)
 
