@@ -78,8 +78,7 @@ def test_rendering_needs_no_key_and_shows_none(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["--scale", "large=8"], "write MODEL=LEAST..MOST"),
-        (["--scale", "small=1..2"], 'no engine here for a model "small"; those'),
+        (["--engine-image", "small=x"], 'no engine here for a model "small"; those'),
         (["--engine-image", "large"], "write MODEL=IMAGE"),
         (["--set", "placement.kind=ray"], "beside a Ray cluster"),
     ],

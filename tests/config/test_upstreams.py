@@ -80,7 +80,7 @@ def test_lists_with_mistakes_are_told(tmp_path, given, words):
     [
         ('engine = "vllm"\nurls = ["http://a"]\nsource = "x"', "source"),
         ('engine = "vllm"\nurls = ["http://a"]\nkv_bytes = "1GiB"', "kv_bytes"),
-        ('engine = "vllm"\nurls = ["http://a"]\nreplicas = { min = 2 }', "replicas"),
+        ('engine = "vllm"\nurls = ["http://a"]\nthreads = 2', "threads"),
         ('engine = "vllm"\nurls = ["http://a"]\nload_max = "5s"', "load_max"),
         ('source = "x"\nurls = ["http://a"]', "urls"),
         ('source = "x"\nin_flight_max = 3', "in_flight_max"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from sluice.cluster.placement.keda import read_desired
 from sluice.complexity.model_file import default_model, write_model
 from sluice.config.sections import ModelSection, UpstreamUrl
 from sluice.config.settings import Settings, conflicts
@@ -142,6 +143,21 @@ def test_addresses_are_followed_where_a_classifier_has_gone(tmp_path, monkeypatc
                 seen = await front.ask(model="auto", max_tokens=2)
                 assert (seen.status, seen.headers["x-sluice-route"]) == (200, "auto")
                 following.cancel()
+
+    asyncio.run(main())
+
+
+def test_the_number_of_engines_that_a_gateway_wants_is_published(tmp_path):
+    """Whoever starts engines elsewhere, as KEDA does, reads it in the metrics."""
+
+    async def main() -> None:
+        text = "replicas = { min = 2, max = 3 }"
+        async with ScriptedUpstream(SimulatedVllm().route) as upstream:
+            file = tmp_path / "sluice.toml"
+            file.write_text(remote_rig.Settings(deadline_s=5.0, text=text).toml([upstream]))
+            async with remote_rig.running(file, [upstream]) as front:
+                page, _ = front.gateway.metrics()
+                assert read_desired(page.decode()) == {"m": 2.0}, "more than there are"
 
     asyncio.run(main())
 

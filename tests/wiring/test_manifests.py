@@ -11,6 +11,7 @@ from sluice.config.sections import (
     ModelSection,
     PlacementSection,
     ReplicaNeeds,
+    ReplicaRange,
     ServerSection,
     UpstreamUrl,
 )
@@ -24,6 +25,7 @@ LARGE = ModelSection(
     engine="vllm",
     urls=(UpstreamUrl("http://large:8000"),),
     upstream_model="meta-llama/Llama-3.1-70B-Instruct",
+    replicas=ReplicaRange(min=1, max=8),
     needs=ReplicaNeeds(cpus=8, gpus=4, memory_bytes=64 * 2**30),
 )
 SETTINGS = Settings(
@@ -34,7 +36,7 @@ SETTINGS = Settings(
         "vendor": replace(LARGE, engine="openai", urls=(UpstreamUrl("https://api.example.com"),)),
     },
 )
-SCALED = Cluster("sluice:0.1", "llm", bounds={"large": (1, 8)})
+SCALED = Cluster("sluice:0.1", "llm")
 
 # The parts that we write of resources whose definitions do not come with Kubernetes, as KEDA and
 # the Prometheus operator publish them.
@@ -173,9 +175,10 @@ def test_an_engine_that_is_scaled_has_no_number_of_its_own():
     assert service["spec"]["ports"][0]["port"] == 6000
 
 
-def test_without_bounds_nothing_is_scaled_and_keda_is_not_needed():
-    documents = rendered(cluster=Cluster("sluice:0.1"))
-    assert one(documents, "Deployment", "large")["spec"]["replicas"] == 1
+def test_without_a_range_nothing_is_scaled_and_keda_is_not_needed():
+    fixed = {**SETTINGS.models, "large": replace(LARGE, replicas=ReplicaRange(min=2))}
+    documents = rendered(replace(SETTINGS, models=fixed))
+    assert one(documents, "Deployment", "large")["spec"]["replicas"] == 2
     assert {d["kind"] for d in documents}.isdisjoint({"ScaledObject"})
     assert not [d for d in documents if d["metadata"]["name"].endswith("-keda")]
 
@@ -199,8 +202,7 @@ def test_what_is_served_elsewhere_is_left_alone():
 @pytest.mark.parametrize(
     ("cluster", "words"),
     [
-        (Cluster("i", bounds={"vendor": (1, 2)}), 'no engine here for a model "vendor"'),
-        (Cluster("i", bounds={"large": (3, 2)}), "the most must be at least 1"),
+        (Cluster("i", engine_images={"vendor": "x"}), 'no engine here for a model "vendor"'),
         (Cluster("i", engine_images={"small": "x"}), "--engine-image"),
     ],
 )

@@ -23,7 +23,7 @@ from sluice.wiring.placing import ray_cluster, ray_room
 _K8S = """\b
 Examples:
   sluice deploy k8s -c sluice.toml --image registry.example.com/sluice:0.1 > sluice.yaml
-  sluice deploy k8s -c sluice.toml --image sluice:0.1 --scale large=1..8 --out manifests
+  sluice deploy k8s -c sluice.toml --image sluice:0.1 --out manifests
 """
 _KEDA = """\b
 Examples:
@@ -46,19 +46,6 @@ def command() -> None:
 # ----------------------------------------------------------------------------------- Kubernetes
 
 
-def _bounds(
-    _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
-) -> dict[str, tuple[int, int]]:
-    found = {}
-    for text in texts:
-        model, _, rest = text.partition("=")
-        low, dots, high = rest.partition("..")
-        if not (model and dots and low.isdecimal() and high.isdecimal()):
-            raise click.UsageError(f'--scale {text}: write MODEL=LEAST..MOST, as in "large=1..8"')
-        found[model] = (int(low), int(high))
-    return found
-
-
 def _images(
     _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
 ) -> dict[str, str]:
@@ -76,13 +63,6 @@ def _images(
 @click.option("--image", required=True, help="Image with sluice and its extra `keda`.")
 @click.option("--namespace", default="default", show_default=True, help="Namespace of all of it.")
 @click.option("--name", default="sluice", show_default=True, help="Name of the gateway.")
-@click.option(
-    "--scale",
-    metavar="MODEL=LEAST..MOST",
-    multiple=True,
-    callback=_bounds,
-    help="Let KEDA hold as many engines of a model as the gateway asks for.",
-)
 @click.option(
     "--engine-image",
     metavar="MODEL=IMAGE",
@@ -104,7 +84,8 @@ def k8s(
     """Render manifests for the settings: gateway, engines, and what scales them.
 
     Engines are rendered for remote models with one address that is the bare name of a Service, such
-    as http://large:8000; other addresses are taken to be served already. Keys are not in the
+    as dns+http://large:8000; other addresses are taken to be served already. Those with
+    a range of replicas are scaled by KEDA to what the gateway wants. Keys are not in the
     settings: make Secrets NAME-keys and NAME-engine-keys with the variables that they name.
     """
     settings = load_settings(config, overrides, secrets=False).settings
@@ -119,7 +100,6 @@ def k8s(
         image=str(cluster["image"]),
         namespace=str(cluster["namespace"]),
         name=str(cluster["name"]),
-        bounds=cluster["scale"],  # type: ignore[arg-type]
         engine_images=cluster["engine_image"],  # type: ignore[arg-type]
     )
     documents = manifests(settings, path.read_text(encoding="utf-8"), there)

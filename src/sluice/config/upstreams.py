@@ -16,11 +16,11 @@ _REMOTE_ONLY = (
     "connect_s_max", "first_token_s_max", "whole_s_max", "probe_s", "retries",
 )  # fmt: skip
 _HERE_ONLY = (
-    "numerics", "kv_bytes", "sequences_max", "threads", "replicas", "policy", "static_batch",
+    "numerics", "kv_bytes", "sequences_max", "threads", "policy", "static_batch",
     "prefix_cache", "prefill_chunk_tokens_max", "step_s_max", "prefill_share", "kv_headroom",
     "load_s_max",
 )  # fmt: skip
-_STARTED = ("replicas", "load_s_max")
+_STARTED = ("load_s_max",)
 _DEFAULTS = {one.name: one.default for one in fields(ModelSection)}
 
 

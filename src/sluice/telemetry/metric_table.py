@@ -204,7 +204,6 @@ METRICS: tuple[Metric, ...] = (
     _gauge("sluice_replicas_needed", _MODEL, "The same without the bounds of the model."),
     _gauge("sluice_replicas_loaded_wanted", _MODEL, "The same with the warm ones."),
     _gauge("sluice_queue_places", _MODEL, "Places in use, running and waiting."),
-    _gauge("sluice_desired_replicas", _MODEL, "Replicas that are to serve or to be on their way."),
     _gauge("sluice_queue_places_max", _MODEL, "Places beyond which requests are refused."),
     _gauge("sluice_waiting_tokens", _MODEL, "Prompt tokens of requests that wait in the fleet."),
     _gauge("sluice_waiting_bytes", _MODEL, "Bodies of requests that wait in the fleet."),

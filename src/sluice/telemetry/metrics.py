@@ -477,7 +477,6 @@ def _pool_gauges(pool: PoolView) -> dict[str, float]:
         "requests_waiting": pool.waiting_places + waiting_inside,
         "queue_places": pool.places,
         "queue_places_max": pool.places_max,
-        "desired_replicas": len(pool.replicas),
         "waiting_tokens": pool.waiting_tokens,
         "waiting_bytes": pool.waiting_bytes,
         "wait_newcomer_seconds": pool.wait_ns * _NS,

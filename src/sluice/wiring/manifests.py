@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from sluice.config.sections import ModelSection, ReplicaNeeds
 from sluice.config.settings import Settings
 from sluice.core.errors import ConfigError
+from sluice.wiring.scaling import scales
 
 Document = dict[str, Any]
 
@@ -46,15 +47,14 @@ _ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What settings do not say: names and images on the cluster, and the bounds of scaling.
+    """What settings do not say: names and images on the cluster.
 
-    ``bounds`` are the least and most engines by model; ``engine_images`` replace the usual ones.
+    ``engine_images`` replace the usual ones, by model.
     """
 
     image: str
     namespace: str = "default"
     name: str = "sluice"
-    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     engine_images: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -76,10 +76,13 @@ def manifests(settings: Settings, toml: str, cluster: Cluster) -> list[Document]
     ]
     for model, (service, port) in engines.items():
         documents += _engine(settings.models[model], model, service, port, cluster)
-    scaled = [model for model in engines if _is_scaled(model, cluster)]
+    scaled = [model for model in engines if scales(settings.models[model])]
     if scaled:
         documents += _scaler(cluster)
-        documents += [_scaled_object(model, engines[model][0], cluster) for model in scaled]
+        documents += [
+            _scaled_object(settings.models[model], model, engines[model][0], cluster)
+            for model in scaled
+        ]
     return documents
 
 
@@ -96,18 +99,11 @@ def _service_of(section: ModelSection) -> tuple[str, int] | None:
 
 def _check(settings: Settings, cluster: Cluster, engines: Mapping[str, tuple[str, int]]) -> None:
     known = ", ".join(engines) or "none"
-    named = {"--scale": cluster.bounds, "--engine-image": cluster.engine_images}
     problems = [
-        f'{option}: there is no engine here for a model "{model}"; those with an address such as '
-        f"dns+http://NAME:8000: {known}"
-        for option, models in named.items()
-        for model in models
+        f'--engine-image: there is no engine here for a model "{model}"; those with an address '
+        f"such as dns+http://NAME:8000: {known}"
+        for model in cluster.engine_images
         if model not in engines
-    ]
-    problems += [
-        f"--scale {model}={low}..{high}: the most must be at least 1 and at least the least"
-        for model, (low, high) in cluster.bounds.items()
-        if not 0 <= low <= high or high < 1
     ]
     if settings.placement.kind == "ray":
         problems.append(
@@ -207,7 +203,7 @@ def _engine(
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
     role = f"engine-{model}"
-    count = None if _is_scaled(model, cluster) else cluster.bounds.get(model, (1, 1))[0]
+    count = None if scales(section) else section.replicas.min
     yield _deployment(service, role, pod, cluster, replicas=count)
     ports = [{"name": "http", "port": port, "targetPort": "http"}]
     # Headless: the gateway looks at each engine by itself, a balancer between would hide them.
@@ -215,13 +211,8 @@ def _engine(
     yield _budget(service, role, cluster)
 
 
-def _is_scaled(model: str, cluster: Cluster) -> bool:
-    low, high = cluster.bounds.get(model, (1, 1))
-    return low < high
-
-
-def _scaled_object(model: str, service: str, cluster: Cluster) -> Document:
-    low, high = cluster.bounds[model]
+def _scaled_object(section: ModelSection, model: str, service: str, cluster: Cluster) -> Document:
+    low = section.replicas.min
     trigger = {
         "type": "external-push",
         "metadata": {
@@ -234,7 +225,7 @@ def _scaled_object(model: str, service: str, cluster: Cluster) -> Document:
     spec = {
         "scaleTargetRef": {"name": service},
         "minReplicaCount": low,
-        "maxReplicaCount": high,
+        "maxReplicaCount": section.replicas.max,
         "pollingInterval": 5,
         "cooldownPeriod": 30,
         "fallback": {

@@ -20,6 +20,7 @@ from sluice.runtime.clock import monotonic_ns, wall_s
 from sluice.runtime.generation import ModelCard, Relaying
 from sluice.wiring.addresses import Addresses
 from sluice.wiring.placing import Placing, needs_of
+from sluice.wiring.scaling import replica_names
 
 # Between two looks at an engine that tells its load, and at one that does not.
 _PROBE_S, _PROBE_S_BLIND = 1.0, 30.0
@@ -60,7 +61,7 @@ class RemoteIds:
         """The replicas of a model, in the order of its addresses."""
         known, wanted = self._known.get(name, {}), dict[tuple[object, ...], str]()
         if section.start:
-            return tuple(f"{name}-{number}" for number in range(section.replicas.min))
+            return tuple(replica_names(name, section))
         terms = tuple(getattr(section, field) for field in _TERMS)
         for number, one in enumerate(section.urls):
             repeated = sum(earlier.url == one.url for earlier in section.urls[:number])

@@ -142,9 +142,9 @@ def test_a_scaled_object_that_names_no_model_of_the_gateway_is_told_so(keda, met
 
 def test_wanted_numbers_are_read_from_metrics():
     page = (
-        "# TYPE sluice_desired_replicas gauge\n"
-        'sluice_desired_replicas{model="large"} 3.0\n'
-        'sluice_desired_replicas{model="small"} 0.0\n'
+        "# TYPE sluice_replicas_wanted gauge\n"
+        'sluice_replicas_wanted{model="large"} 3.0\n'
+        'sluice_replicas_wanted{model="small"} 0.0\n'
         'sluice_requests_running{model="large"} 9.0\n'
     )
     assert read_desired(page) == {"large": 3.0, "small": 0.0}

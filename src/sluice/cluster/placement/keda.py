@@ -21,9 +21,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 _log = logging.getLogger(__name__)
 
 SERVICE = "externalscaler.ExternalScaler"
-METRIC = "sluice_desired_replicas"
+METRIC = "sluice_replicas_wanted"
 # Name of the metric towards KEDA; HPAs show it.
-METRIC_NAME = "sluice-desired-replicas"
+METRIC_NAME = "sluice-replicas-wanted"
 # One replica for each that is desired: the average per replica is 1 when they are as many.
 _TARGET = 1
 _PUSH_S = 1.0
@@ -59,7 +59,9 @@ def read_desired(page: str) -> Mapping[str, float]:
     """The wanted numbers in a page of metrics, by model. Raises ``DesiredUnknown`` without any."""
     found = re.findall(rf'^{METRIC}{{[^}}]*model="([^"]+)"[^}}]*}}\s+(\S+)', page, re.MULTILINE)
     if not found:
-        raise DesiredUnknown(f"the page has no {METRIC}: is it a gateway of sluice?")
+        raise DesiredUnknown(
+            f"the page has no {METRIC}: is it a gateway of sluice, and has a model replicas.max?"
+        )
     return {model: float(value) for model, value in found}
 
 
