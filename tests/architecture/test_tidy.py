@@ -17,7 +17,7 @@ FUNCTION_LINES_WARN = 40
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
 PARAMETERS_MAX = 6
-CORE_CODE_LINES_MAX = {"replica": 2400, "fleet": 3000, "scaling": 400}
+CORE_CODE_LINES_MAX = {"replica": 2400, "fleet": 3000, "scaling": 420}
 SCALING = {"core/forecast.py", "core/scaling.py", "core/supply.py"}
 
 # Where `except Exception` is right: each answers the waiter, lets the request go on without what

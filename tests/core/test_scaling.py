@@ -93,6 +93,19 @@ def test_a_warm_replica_is_woken_before_a_cold_one_starts_and_the_pool_is_filled
     assert states(driver)[:3] == ["ready", "ready", "starting"]
 
 
+def test_a_warm_replica_is_woken_between_decisions_once_somebody_has_waited_a_second():
+    driver = scaled(warm=1)
+    driver.at(1, ReplicaReady("m-0", LIMITS), ReplicaReady("m-1", LIMITS))
+    driver.at(10, Tick())
+    places = LIMITS.sequences_max
+    driver.arrive(11, *(request(f"r{number}") for number in range(places + 1)))
+    assert not of(StartReplica, driver.at(11.9, Tick()))
+    effects = driver.at(12.1, Tick())
+    assert [one.replica_id for one in of(StartReplica, effects)][:1] == ["m-1"]
+    assert [one.reason for one in of(Scaled, effects)] == ["queue_wait"]
+    assert dispatched(driver.at(12.5, ReplicaReady("m-1", LIMITS))) == [(f"r{places}", "m-1")]
+
+
 def test_d16_what_a_stopped_replica_said_last_counts_for_nothing():
     driver = pinned(3, replicas_min=2)
     effects = ticks(driver, 10, 15 * MINUTE)

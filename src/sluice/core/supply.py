@@ -5,6 +5,8 @@ warm, then cold ones. Less is taken first from what does not serve yet, then fro
 to finish. ``core/scaling.py`` decides the numbers; called by ``core/fleet.py``.
 """
 
+from dataclasses import replace
+
 from sluice.core.accepted import Accepted, Work
 from sluice.core.admission import NS_PER_S, Refusal
 from sluice.core.events import (
@@ -25,6 +27,8 @@ from sluice.core.scaling import Decision, Scaler, Standing
 
 # A replica with work that has told nothing for so long: nobody knows how it is.
 STALE_NS = 30 * NS_PER_S
+# Who has waited for so long is reason to wake a warm replica before the next decision is due.
+WAKE_NS = NS_PER_S
 
 
 def scale(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
@@ -48,7 +52,29 @@ def attend(pool: Pool, now_ns: int) -> list[FleetEffect]:
     effects = _let_go(pool, scaler) if scaler.leave_ns is not None else []
     if scaler.due_ns <= now_ns or (pool.queue and not pool.may_serve_soon()):
         effects += scale(pool, scaler, now_ns)
+    elif scaler.pinned is None and _awaited(pool, now_ns):
+        effects += _one_more(pool, scaler, now_ns)
     return effects
+
+
+def _awaited(pool: Pool, now_ns: int) -> bool:
+    """Whether somebody waits for a warm replica, and none is on its way."""
+    if not pool.queue or next(iter(pool.queue)).accepted_ns + WAKE_NS > now_ns:
+        return False
+    states = [replica.state for replica in pool.replicas]
+    return R.WARM in states and R.STARTING not in states
+
+
+def _one_more(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
+    """Let one more serve until the next decision, which takes nobody away at once."""
+    before = scaler.decision
+    number = min(scaler.limits.replicas_max, before.number + 1)
+    if number <= before.number:
+        return []
+    loaded = max(before.loaded, number)
+    scaler.decision = replace(before, number=number, loaded=loaded, reason="queue_wait")
+    told = (before.number, number, "queue_wait", before.terms)
+    return [Scaled(pool.limits.model, *told), *supply(pool, scaler, now_ns)]
 
 
 def pin(pool: Pool, number: int | None) -> None:
