@@ -28,7 +28,7 @@ from sluice.core.scaling import Decision, Scaler, Standing
 # A replica with work that has told nothing for so long: nobody knows how it is.
 STALE_NS = 30 * NS_PER_S
 # Who has waited for so long is reason to wake a warm replica before the next decision is due.
-WAKE_NS = NS_PER_S
+WAKE_NS, WAITED = NS_PER_S, "queue_wait"
 
 
 def scale(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
@@ -72,8 +72,8 @@ def _one_more(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
     if number <= before.number:
         return []
     loaded = max(before.loaded, number)
-    scaler.decision = replace(before, number=number, loaded=loaded, reason="queue_wait")
-    told = (before.number, number, "queue_wait", before.terms)
+    scaler.decision = replace(before, number=number, loaded=loaded, reason=WAITED)
+    told = (before.number, number, WAITED, before.terms)
     return [Scaled(pool.limits.model, *told), *supply(pool, scaler, now_ns)]
 
 
