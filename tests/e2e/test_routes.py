@@ -32,7 +32,9 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 def server(shell: Shell) -> Iterator[ServerProcess]:
     program, command, *arguments = SERVE.split()
     assert (program, command) == ("sluice", "serve")
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and inherited
     running = ServerProcess(shell.folder / "server", arguments, shell.environment, cwd=shell.folder)
+    signal.signal(signal.SIGHUP, before)
     try:
         yield running.wait_ready()
         assert running.stop() == 0, running.output
