@@ -101,8 +101,8 @@ def test_a_warm_replica_is_woken_between_decisions_once_somebody_has_waited_a_se
     driver.arrive(11, *(request(f"r{number}") for number in range(places + 1)))
     assert not of(StartReplica, driver.at(11.9, Tick()))
     effects = driver.at(12.1, Tick())
-    assert [one.replica_id for one in of(StartReplica, effects)][:1] == ["m-1"]
-    assert [one.reason for one in of(Scaled, effects)] == ["queue_wait"]
+    assert [one.replica_id for one in effects if isinstance(one, StartReplica)][:1] == ["m-1"]
+    assert [one.reason for one in effects if isinstance(one, Scaled)] == ["queue_wait"]
     assert dispatched(driver.at(12.5, ReplicaReady("m-1", LIMITS))) == [(f"r{places}", "m-1")]
 
 
