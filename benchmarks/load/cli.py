@@ -13,7 +13,7 @@ from zlib import crc32
 
 import sluice.core
 from benchmarks.load.backends import LiveBackend, VirtualBackend
-from benchmarks.load.engines import MODEL, PEERS, SLUICE, Engine, Places, start
+from benchmarks.load.engines import PEERS, SLUICE, Engine, Places, default_gguf, start
 from benchmarks.load.facts import calibrate, read_records
 from benchmarks.load.install import install
 from benchmarks.load.outcomes import Targets
@@ -134,7 +134,7 @@ def _options(description: str) -> argparse.Namespace:
         help=f"of {', '.join([*SLUICE, *PEERS])}; default: sluice's",
     )  # fmt: skip
     parser.add_argument("--peers", type=Path, default=Path("peers"), help="the peers' folder")
-    parser.add_argument("--gguf", type=Path, default=_default_gguf(), help="the model's file")
+    parser.add_argument("--gguf", type=Path, default=default_gguf(), help="the model's file")
     parser.add_argument(
         "--runs", type=Path, default=Path(tempfile.gettempdir()) / "sluice-overload",
         help="folder in which runs are kept",
@@ -151,8 +151,3 @@ def _options(description: str) -> argparse.Namespace:
     parser.add_argument("--tables", action="store_true", help="measure nothing, print what is kept")
     parser.add_argument("--fresh", action="store_true", help="measure again what is there")
     return parser.parse_args()
-
-
-def _default_gguf() -> Path:
-    folder = Path.home() / ".cache" / "sluice" / "downloads" / MODEL
-    return next(iter(sorted(folder.glob("*.gguf"))), folder / "model.gguf")

@@ -60,6 +60,12 @@ class Places:
         return engine in SLUICE or self.python(engine).exists()
 
 
+def default_gguf() -> Path:
+    """Where the default model's file is, or would be."""
+    folder = Path.home() / ".cache" / "sluice" / "downloads" / MODEL
+    return next(iter(sorted(folder.glob("*.gguf"))), folder / "model.gguf")
+
+
 @dataclass(slots=True)
 class Engine:
     """One engine's process. ``journal`` is the folder of its journal where it writes one."""

@@ -27,7 +27,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Alarm:
-    """Calls ``ring`` on the loop at the time that was last set. Times are monotonic nanoseconds."""
+    """Calls ``ring`` on the loop once at the time that was last set. Times are monotonic nanoseconds.
+
+    A loop that has many answers to read in one turn comes to the timer after them. Whoever reads
+    answers calls ``look`` with the time that it has taken anyway, so that the alarm does not wait.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._fd = int(_libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC))
@@ -35,13 +39,20 @@ class Alarm:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         self._loop, self._ring = loop, ring
+        self._at_ns: int | None = None
         loop.add_reader(self._fd, self._rings)
 
     def set(self, at_ns: int) -> None:
         """Ring at this time, or at once where it is over."""
+        self._at_ns = at_ns
         seconds, nanoseconds = divmod(max(at_ns, 1), _NS)
         when = _Itimerspec(_Timespec(0, 0), _Timespec(seconds, nanoseconds))
         _libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(when), None)
+
+    def look(self, now_ns: int) -> None:
+        """Ring now where it is time."""
+        if self._at_ns is not None and now_ns >= self._at_ns:
+            self._due()
 
     def close(self) -> None:
         """Never ring again."""
@@ -53,4 +64,9 @@ class Alarm:
             os.read(self._fd, 8)
         except BlockingIOError:
             return  # it was set anew meanwhile
+        if self._at_ns is not None:  # else it has rung in ``look``
+            self._due()
+
+    def _due(self) -> None:
+        self._at_ns = None
         self._ring()

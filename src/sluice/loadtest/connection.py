@@ -183,10 +183,15 @@ Ended = Callable[["Connection", Call], None]
 
 class Connection(asyncio.Protocol):
     """One connection; a request at a time. ``on_call_end`` hears of each call that is over, once,
-    and ``on_idle`` when another one can be sent."""
+    ``on_idle`` when another one can be sent, and ``on_time`` the time of each piece that came."""
 
-    def __init__(self, on_call_end: Ended, on_idle: Callable[["Connection"], None]) -> None:
-        self._on_call_end, self._on_idle = on_call_end, on_idle
+    def __init__(
+        self,
+        on_call_end: Ended,
+        on_idle: Callable[["Connection"], None],
+        on_time: Callable[[int], None],
+    ) -> None:
+        self._on_call_end, self._on_idle, self._on_time = on_call_end, on_idle, on_time
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._call: Call | None = None
@@ -226,6 +231,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, piece: bytes) -> None:
         self._t_ns = monotonic_ns()
         self.received_bytes += len(piece)
+        self._on_time(self._t_ns)
         try:
             self._parser.feed_data(piece)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:

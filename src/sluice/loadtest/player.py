@@ -218,7 +218,7 @@ class Player:
         try:
             async with asyncio.timeout(max(0.0, patience_s)):
                 _, connection = await self._loop.create_connection(
-                    lambda: Connection(self._call_over, self._free.append),
+                    lambda: Connection(self._call_over, self._free.append, self._alarm.look),
                     self._address,
                     self._target.port,
                     ssl=self._tls,
