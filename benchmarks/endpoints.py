@@ -51,7 +51,7 @@ RUNS = (
 def bench(options: argparse.Namespace, places: Places, run: Run) -> Found:
     """Start the engine, search, stop it. Raises ``RuntimeError`` where it finds nothing."""
     document = options.runs / run.file
-    if not document.exists():
+    if not _kept(document):
         engine = start(run.engine, places, Targets(options.ttft, options.tpot))
         try:
             command = [
@@ -65,10 +65,15 @@ def bench(options: argparse.Namespace, places: Places, run: Run) -> Found:
             subprocess.run(command, check=False, stdout=sys.stderr)
         finally:
             engine.stop()
-    found: Found = json.loads(document.read_text()) if document.exists() else {}
+    found: Found = json.loads(document.read_text()) if _kept(document) else {}
     if not found.get("slo_rps"):
         raise RuntimeError(f"the search of {run.title} found no SLO rate: see {document}")
     return found
+
+
+def _kept(document: Path) -> bool:
+    """Whether a search ended with it; the file is made empty when a search begins."""
+    return document.exists() and document.stat().st_size > 0
 
 
 def row(title: str, found: Found) -> Sequence[str]:
