@@ -13,7 +13,7 @@ from sluice.loadtest.plan_file import read_plan, write_plan
 from sluice.loadtest.plans import Addition, Traffic
 from sluice.loadtest.texts import DrawnPrompts, Vocabulary
 from sluice.loadtest.trial import CannotMeasure, ClosedLoop, Ending, Span
-from sluice.testing.upstream import Close, ScriptedUpstream, Until, Wait
+from sluice.testing.upstream import Close, ScriptedUpstream, Until, Wait, whole
 from sluice.workload.arrivals import Constant, Poisson
 from sluice.workload.asks import Ask, Part
 from sluice.workload.lengths import lengths_of
@@ -143,6 +143,14 @@ def test_a_closed_loop_keeps_so_many_in_flight_and_goes_on_beyond_its_asks():
     assert most[0] == 5
     assert len(outcome.requests) > 60
     assert len({one.number for one in outcome.requests}) == len(outcome.requests)
+
+
+def test_a_client_of_a_closed_loop_that_is_refused_comes_back_when_it_was_told():
+    refusal = whole(b"{}", 429, ("retry-after-ms", "200"))
+    outcome = play(lambda _: refusal, closed_plan(clients=4, counted_s=0.7))
+    begun = sorted(one.begun_s for one in outcome.requests)
+    assert len(begun) == 16
+    assert begun[4] >= 0.2
 
 
 def test_a_closed_loop_of_one_round_ends_with_its_last_request():

@@ -14,6 +14,8 @@ from sluice.loadtest.search_document import search_document
 from sluice.loadtest.search_record import SearchRecord
 from sluice.loadtest.trial import (
     CannotMeasure,
+    ClosedLoop,
+    Ending,
     Metric,
     Objective,
     OpenLoop,
@@ -200,6 +202,32 @@ def test_a_server_that_fails_is_bound_by_failures():
 
     slo = searched(question(budget_s=600.0), Failing(None)).found().slo
     assert slo.binding == "failures"
+
+
+def test_a_closed_loop_too_large_does_not_say_how_long_answers_take():
+    """Of servers that do less the more they are asked."""
+
+    class Retrograde(Voided):
+        def run(self, plan, watch=None):
+            outcome = self.runner.run(plan, watch)
+            if not isinstance(plan.load, ClosedLoop) or plan.load.concurrency < 256:
+                return outcome
+            requests = [
+                replace(one, at_s=one.at_s - 40.0)
+                if one.number % 5 == 0
+                else replace(one, ending=Ending.REFUSED)
+                for one in outcome.requests
+            ]
+            return replace(outcome, requests=requests)
+
+    search = searched(question(budget_s=300.0), Retrograde(None))
+    assert max(sample.concurrency or 0 for sample in search.samples) >= 256
+    took_s = [
+        sample.took_s
+        for stage, sample in zip(search.stages, search.samples, strict=True)
+        if stage is Stage.BRACKET
+    ]
+    assert max(took_s) < 40.0
 
 
 def test_the_client_is_measured_until_it_is_late():

@@ -143,12 +143,14 @@ class Call:
             gap_tokens=_gap_tokens(reading),
             finish=reading.finish,
             reason=self.reason,
-            retry_after_s=self._retry_after_s(),
+            retry_after_s=self.retry_after_s,
             tenant=self.ask.tenant,
             slo_class=self.ask.slo_class,
         )
 
-    def _retry_after_s(self) -> float | None:
+    @property
+    def retry_after_s(self) -> float | None:
+        """When a refusal told to come back."""
         if self.status is None or self.status == 200:
             return None
         headers = tuple(

@@ -43,6 +43,9 @@ _STALE_NS_MAX = NS
 _RESOURCES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
 )
+# How long a client of a closed loop rests after a failure that did not say when to come back: one
+# that asks again at once is a flood that hides what the others get.
+_REST_S = 1.0
 # Numbers of the asks of a closed loop that has gone through its plan, so that texts differ.
 _ROUND = 1 << 40
 
@@ -262,10 +265,18 @@ class Player:
         self._over.append(call)
         self._done += call.ending is Ending.DONE
         if isinstance(self._share.plan.load, ClosedLoop) and not self._finished.is_set():
-            now_ns = monotonic_ns()
-            if self._goes_on(now_ns):
-                # In the next turn of the loop: a server that is gone would recurse for ever.
-                self._loop.call_soon(self._begin, self._ask_in_turn(), now_ns)
+            if call.ending is Ending.DONE:
+                self._loop.call_soon(self._begin_another)
+            else:
+                rest_s = call.retry_after_s
+                self._loop.call_later(_REST_S if rest_s is None else rest_s, self._begin_another)
+
+    def _begin_another(self) -> None:
+        """The next request of a client of a closed loop, in a later turn of the loop: a server that
+        is gone would recurse for ever."""
+        now_ns = monotonic_ns()
+        if self._goes_on(now_ns) and not self._finished.is_set():
+            self._begin(self._ask_in_turn(), now_ns)
 
     def _goes_on(self, now_ns: int) -> bool:
         """Whether a client of a closed loop has another request to send."""

@@ -486,7 +486,13 @@ class Search:
         near = [one for one in self._open() if abs(one.rate_rps / rate_rps - 1.0) < 0.1]
         if near:
             return near[-1].latency_s
-        ladder = rungs(self.samples)
+        best = throughput(self.samples)
+        # More clients than the best had are overload, whatever throughput that leaves.
+        ladder = [
+            one
+            for one in rungs(self.samples)
+            if best is None or concurrency(one) <= best.concurrency
+        ]
         below = [one for one in ladder if one.completed_rps <= 1.05 * rate_rps]
         return (below or ladder)[-1 if below else 0].latency_s if ladder else 0.0
 
