@@ -109,10 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--engines", nargs="+", default=["slo", "llama", "vllm"])
     parser.add_argument("--quick", action="store_true", help="searches of five minutes")
     parser.add_argument("--budget", default="5m")
-    parser.add_argument("--ttft", type=float, default=2.0, help="seconds")
+    parser.add_argument("--ttft", type=float, default=1.0, help="seconds")
     parser.add_argument("--tpot", type=float, default=0.2, help="seconds")
     parser.add_argument("--input", type=int, default=80)
-    parser.add_argument("--output", type=int, default=64)
+    parser.add_argument("--output", type=int, default=16)
     options = parser.parse_args(arguments)
     options.runs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:

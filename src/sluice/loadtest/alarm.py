@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Alarm:
-    """Calls ``ring`` on the loop once at the time that was last set. Times are monotonic nanoseconds.
+    """Calls ``ring`` on the loop once at the time that was last set, in monotonic nanoseconds.
 
     A loop that has many answers to read in one turn comes to the timer after them. Whoever reads
     answers calls ``look`` with the time that it has taken anyway, so that the alarm does not wait.
