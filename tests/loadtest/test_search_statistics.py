@@ -136,7 +136,7 @@ def test_soaks_certify_only_what_all_of_them_together_show():
     ids=str,
 )
 def test_a_backlog_is_shown_to_grow_or_not_or_neither(drift, trend):
-    assert trend_of(drift, 0.01, requests=10_000) is trend
+    assert trend_of(drift, 0.01, Count(10_000, 0)) is trend
 
 
 def test_capacity_lies_between_the_highest_stable_and_the_lowest_unstable_rate():
@@ -171,8 +171,8 @@ def test_growth_at_a_rate_below_one_that_was_calm_for_as_long_is_taken_for_chanc
 
 
 def test_few_requests_do_not_show_growth_that_chance_has_too():
-    assert trend_of(Slope(0.1, 0.01), 0.01, requests=700) is Trend.UNDECIDED
-    assert trend_of(Slope(0.1, 0.01), 0.01, requests=2_000) is Trend.UNSTABLE
+    assert trend_of(Slope(0.1, 0.01), 0.01, Count(700, 0)) is Trend.UNDECIDED
+    assert trend_of(Slope(0.1, 0.01), 0.01, Count(2_000, 0)) is Trend.UNSTABLE
 
 
 def test_the_ladder_ends_where_more_clients_bring_no_more():
@@ -185,3 +185,10 @@ def test_the_ladder_ends_where_more_clients_bring_no_more():
     best = throughput(ladder)
     assert best is not None
     assert best.estimate_rps == pytest.approx(20.0)
+
+
+def test_a_server_that_turns_away_what_is_too_much_does_not_keep_up():
+    calm = Slope(0.0, 0.001)
+    assert trend_of(calm, 0.01, Count(700, 3)) is Trend.STABLE
+    assert trend_of(calm, 0.01, Count(700, 10)) is Trend.UNDECIDED
+    assert trend_of(calm, 0.01, Count(700, 70)) is Trend.UNSTABLE

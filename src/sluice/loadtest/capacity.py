@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, sqrt
 
-from sluice.loadtest.sample import Sample, Trend, trend_of
+from sluice.loadtest.sample import Count, Sample, Trend, trend_of
 from sluice.loadtest.series import Slope
 
 # A doubling of the clients that brings less than this brings nothing.
@@ -197,7 +197,8 @@ def _shown_stable(trials: Sequence[Sample], rate: float, tolerance: float) -> bo
 
 def _trend_of(trials: Sequence[Sample], tolerance: float) -> Trend:
     """What trials at about one rate show together."""
-    return trend_of(_together(trials), tolerance, sum(one.requests for one in trials))
+    failed = Count(sum(one.requests for one in trials), sum(one.failed for one in trials))
+    return trend_of(_together(trials), tolerance, failed)
 
 
 def _together(trials: Sequence[Sample]) -> Slope:

@@ -45,7 +45,7 @@ WANDERS = 2.3263 * sqrt(2.0 * 6.0 / 5.0)
 
 
 class Trend(StrEnum):
-    """What a trial says of the backlog."""
+    """What a trial says of whether the server keeps up."""
 
     STABLE = "stable"
     UNSTABLE = "unstable"
@@ -94,10 +94,16 @@ class Sample:
 
     @property
     def trend(self) -> Trend:
-        """Whether the backlog is shown to grow, or shown not to."""
-        return (
-            Trend.UNSTABLE if self.stopped else trend_of(self.drift, DRIFT_TOLERANCE, self.requests)
-        )
+        """Whether the server is shown to keep up, or shown not to."""
+        if self.stopped:
+            return Trend.UNSTABLE
+        return trend_of(self.drift, DRIFT_TOLERANCE, Count(self.requests, self.failed))
+
+    @property
+    def backs_up(self) -> bool:
+        """Whether the backlog is shown to grow."""
+        answered = Count(self.requests, 0)
+        return self.stopped or trend_of(self.drift, DRIFT_TOLERANCE, answered) is Trend.UNSTABLE
 
     def count(self, objective: str) -> Count:
         """All batches together."""
@@ -105,15 +111,20 @@ class Sample:
         return Count(sum(one.requests for one in batches), sum(one.missed for one in batches))
 
 
-def trend_of(drift: Slope, tolerance: float, requests: int) -> Trend:
-    """What a growth of the backlog over so many requests shows. A search looks at many trials, most
-    of them stable: that one is not takes 99 %, by its error and beyond what a backlog wanders that
-    does not grow; that it is takes 95 %."""
-    wanders = WANDERS / sqrt(max(1, requests))
-    if drift.estimate > max(tolerance, CRITICAL_99 * drift.error, wanders):
+def trend_of(drift: Slope, tolerance: float, failed: Count) -> Trend:
+    """Whether a server keeps up, by the growth of its backlog and by the requests that it refused
+    or failed: one that turns away what is too much has no backlog. A search looks at many trials,
+    most of them stable: that one is not takes 99 %, by its error and beyond what a backlog wanders
+    that does not grow; that it is takes 95 %."""
+    requests = max(1, failed.requests)
+    lost = failed.missed / requests
+    surely_lost = lost - CRITICAL_99 * sqrt(lost * (1.0 - lost) / requests)
+    wanders = WANDERS / sqrt(requests)
+    grows = drift.estimate > max(tolerance, CRITICAL_99 * drift.error, wanders)
+    if grows or surely_lost > tolerance:
         return Trend.UNSTABLE
     high = drift.estimate + CRITICAL_95 * drift.error
-    return Trend.STABLE if high <= tolerance else Trend.UNDECIDED
+    return Trend.STABLE if max(high, lost) <= tolerance else Trend.UNDECIDED
 
 
 def sample_of(outcome: TrialOutcome, objectives: Mapping[str, Objective]) -> Sample:

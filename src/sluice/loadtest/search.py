@@ -284,7 +284,7 @@ class Search:
         did not reach. Of many trials below that, some look as if theirs did."""
         best = throughput(self.samples)
         beyond = best is not None and sample.rate_rps >= best.estimate_rps
-        return sample.stopped or (beyond and sample.trend is Trend.UNSTABLE)
+        return sample.stopped or (beyond and sample.backs_up)
 
     def _fit(self) -> SloFit | None:
         doses = {
