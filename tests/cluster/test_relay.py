@@ -1,5 +1,6 @@
 """Calls through the gateway to remote engines: bytes, headers, counts, leaving, losing."""
 
+import gc
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -516,3 +517,22 @@ def test_many_clients_that_come_and_go_leave_nothing_behind():
         ended = sum(rig.metric("requests_ended_total", reason=one) for one in ("stop", "cancelled"))
         assert ended == rig.metric("requests_total") - rig.metric("refusals_total")
         assert rig.metric("requests_ended_total", reason="stop") >= 30
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_nothing_of_a_request_waits_for_the_garbage_collector(streamed):
+    ours = ("sluice.server.", "sluice.cluster.", "sluice.executors.", "sluice.runtime.", "uvicorn.")
+    body = {"model": "big", "messages": MESSAGES, "stream": streamed}
+    with relay(engine(), probe_s=60.0) as rig:
+        assert rig.post(CHAT, body).status == 200
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            assert rig.post(CHAT, body).status == 200
+            rig.check_empty()
+            gc.collect()
+            left = {f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+        assert not [name for name in left if name.startswith(ours)]

@@ -14,10 +14,11 @@ from sluice.core.events import (
     StartReplica,
     Tick,
 )
+from sluice.core.fleet_replica import FleetReplica
 from sluice.core.lifecycle import ReplicaState
 from sluice.core.limits import PoolLimits, TenantLimits
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
-from sluice.core.routing import Candidate, rank
+from sluice.core.routing import NO_DOUBT, SCORES_TOLD, Doubt, rank
 from tests.core.fleet_rig import LIMITS, Driver, dispatched, rejects, two_replicas
 
 TENANT = TenantLimits("acme", tokens_per_minute=1000)
@@ -74,11 +75,34 @@ def test_numbers_that_stand_for_text_lead_to_the_replica_that_has_it():
 
 @pytest.mark.parametrize(("weight", "chosen"), [(1.0, "a"), (3.0, "b")])
 def test_a_heavier_replica_is_given_more(weight, chosen):
-    candidates = [
-        Candidate("a", 2, 100, 0, kv_fits=True, held_back=False),
-        Candidate("b", 3, 150, 0, kv_fits=True, held_back=False, weight=weight),
+    replicas = [
+        FleetReplica("a", "m", places=2, prefill_tokens=100),
+        FleetReplica("b", "m", places=3, prefill_tokens=150, weight=weight),
     ]
-    assert rank(50, candidates)[0].replica_id == chosen
+    scores = rank(50, {}, replicas, lambda _: NO_DOUBT, asks_all=False)
+    assert scores[0].replica_id == chosen
+
+
+def test_a_replica_of_which_there_is_doubt_comes_last_and_one_that_cannot_take_it_not_at_all():
+    replicas = [FleetReplica(name, "m", places=place) for place, name in enumerate("abcde")]
+    doubts = {"a": Doubt(0, kv_short=True), "b": Doubt(2, kv_short=False), "c": None}
+    scores = rank(50, {}, replicas, lambda one: doubts.get(one.id, NO_DOUBT), asks_all=False)
+    told = [(one.replica_id, one.kv_fits) for one in scores]
+    assert told == [("d", True), ("e", True), ("a", False), ("b", True)]
+
+
+@pytest.mark.parametrize(("asks_all", "count"), [(False, SCORES_TOLD), (True, 7)])
+def test_no_more_replicas_are_asked_than_are_told_unless_all_are_to_be(asks_all, count):
+    replicas = [FleetReplica(name, "m", places=place) for place, name in enumerate("abcdefg")]
+    asked: list[str] = []
+
+    def doubt_of(replica: FleetReplica) -> Doubt:
+        asked.append(replica.id)
+        return NO_DOUBT
+
+    scores = rank(50, {"c": 50}, replicas, doubt_of, asks_all=asks_all)
+    assert [one.replica_id for one in scores] == ["c", "a", "b", "d"]
+    assert asked == [*"cabdefg"][:count]
 
 
 def test_weights_come_with_the_limits_of_the_pool():

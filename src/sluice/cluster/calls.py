@@ -20,7 +20,7 @@ from sluice.cluster.served import ServedModel, ToolCalls
 from sluice.core.errors import InternalError
 from sluice.core.events import Arrived, Cancelled, Dispatch, Reject, Retarget, Shorten
 from sluice.core.request import COMPLETE, EndReason, PhaseTimes, Request, Rung, Usage
-from sluice.runtime.generation import Call, ChoiceEnded, Delta, Fault, Finish, Finished
+from sluice.runtime.generation import Call, ChoiceEnded, Fault, Finish, Finished
 from sluice.runtime.messages import ChoiceDone, RequestEnded, Submit, Text
 from sluice.runtime.refusals import refusal_error
 from sluice.runtime.streams import PieceStream
@@ -199,7 +199,7 @@ class LiveCalls:
         live = self._live.get(request_id)
         if live is None:
             return 0
-        self._observer.text(live.request, Delta(0, "", tokens))
+        self._observer.tokens(live.request, tokens)
         live.untold += tokens
         told = live.untold if not live.tokens or live.untold >= _TOLD_TOGETHER else 0
         live.tokens += tokens

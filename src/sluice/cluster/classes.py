@@ -6,13 +6,13 @@ What becomes of a request under overload is the fleet's decision.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from sluice.config.sections import SloSection, TenantSection
 from sluice.core.admission import NS_PER_S
 from sluice.core.errors import InvalidRequest
-from sluice.core.request import LADDER_DEFAULT, Request, Rung
+from sluice.core.request import Request, Rung
 from sluice.runtime.generation import Call
 from sluice.runtime.refusals import too_many_prompts
 from sluice.telemetry.metrics import ClassTargets
@@ -22,7 +22,6 @@ UNNAMED_TIERS = ("", "auto", "default")
 # Tiers that OpenAI sells; where no class has that name they are served as the default.
 OPENAI_TIERS = ("flex", "priority", "scale")
 _DEGRADING = (Rung.SHORTEN, Rung.SMALLER)
-_NO_CLASS = SloSection()
 
 
 def targets_of(slo: Mapping[str, SloSection]) -> list[ClassTargets]:
@@ -45,6 +44,44 @@ def targets_of(slo: Mapping[str, SloSection]) -> list[ClassTargets]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    """A class as the policy counts; made once, for all requests. ``ladder_as_asked`` is for clients
+    that forbid degrading."""
+
+    tier: int
+    quantile: float
+    ttft_ns: int | None
+    tpot_ns: int | None
+    e2e_ns: int | None
+    queue_ns: int | None
+    ladder: tuple[Rung, ...]
+    ladder_as_asked: tuple[Rung, ...]
+    shorten_tokens: int | None
+
+    @classmethod
+    def of(cls, section: SloSection) -> "_Meaning":
+        ladder = tuple(map(Rung, section.overload))
+        return cls(
+            tier=section.tier,
+            quantile=section.percentile / 100,
+            ttft_ns=_ns(section.ttft_s),
+            tpot_ns=_ns(section.tpot_s),
+            e2e_ns=_ns(section.e2e_s),
+            queue_ns=_ns(section.queue_wait_s_max),
+            ladder=ladder,
+            ladder_as_asked=tuple(rung for rung in ladder if rung not in _DEGRADING),
+            shorten_tokens=section.shorten_tokens if Rung.SHORTEN in ladder else None,
+        )
+
+
+def _ns(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * NS_PER_S)
+
+
+_NO_CLASS = _Meaning.of(SloSection())
+
+
 class ServiceClasses:
     """The classes that calls for one model can be served in. ``default`` is the model's own."""
 
@@ -55,7 +92,7 @@ class ServiceClasses:
         default: str | None = None,
     ) -> None:
         self._slo = slo
-        self._ladders = {name: tuple(map(Rung, section.overload)) for name, section in slo.items()}
+        self._meanings = {name: _Meaning.of(section) for name, section in slo.items()}
         self._tenants = tenants
         self._default = default
 
@@ -93,29 +130,28 @@ class ServiceClasses:
     ) -> Request:
         """What the policy is told of a call. Raises ``InvalidRequest``."""
         name = self.name_of(call)
-        slo = self._slo.get(name, _NO_CLASS)
+        meant = self._meanings.get(name, _NO_CLASS)
         tenant = self._tenants.get(call.tenant)
-        ladder = self._ladders.get(name, LADDER_DEFAULT)
-        if not call.may_degrade:
-            ladder = tuple(rung for rung in ladder if rung not in _DEGRADING)
-        deadlines_ns = (call.deadline_ns, _due_ns(call, slo.e2e_s))
+        deadline_ns, end_ns = call.deadline_ns, _due_ns(call, meant.e2e_ns)
+        if deadline_ns is None or (end_ns is not None and end_ns < deadline_ns):
+            deadline_ns = end_ns
         return Request(
             id=call.id,
             arrived_ns=call.arrived_ns,
             prompt=prompt,
             output_tokens_max=output_tokens_max,
             choices=call.choices,
-            tier=slo.tier if call.priority is None else call.priority,
+            tier=meant.tier if call.priority is None else call.priority,
             tenant=call.tenant,
             weight=1.0 if tenant is None else tenant.weight,
             slo_class=name,
-            ttft_due_ns=_due_ns(call, slo.ttft_s),
-            tpot_ns=None if slo.tpot_s is None else round(slo.tpot_s * NS_PER_S),
-            quantile=slo.percentile / 100,
-            deadline_ns=min((at for at in deadlines_ns if at is not None), default=None),
-            queue_due_ns=_due_ns(call, slo.queue_wait_s_max),
-            overload=ladder,
-            shorten_tokens=slo.shorten_tokens if Rung.SHORTEN in ladder else None,
+            ttft_due_ns=_due_ns(call, meant.ttft_ns),
+            tpot_ns=meant.tpot_ns,
+            quantile=meant.quantile,
+            deadline_ns=deadline_ns,
+            queue_due_ns=_due_ns(call, meant.queue_ns),
+            overload=meant.ladder if call.may_degrade else meant.ladder_as_asked,
+            shorten_tokens=meant.shorten_tokens if call.may_degrade else None,
             body_bytes=call.body_bytes,
             likeness=call.likeness,
             may_fall_back=call.may_degrade,
@@ -165,6 +201,6 @@ def _tokens_least(request: Request) -> int:
     return len(request.prompt) + request.choices * output_tokens
 
 
-def _due_ns(call: Call, target_s: float | None) -> int | None:
+def _due_ns(call: Call, target_ns: int | None) -> int | None:
     """The instant of a time that runs from the arrival of the call."""
-    return None if target_s is None else call.arrived_ns + round(target_s * NS_PER_S)
+    return None if target_ns is None else call.arrived_ns + target_ns

@@ -108,6 +108,7 @@ class FleetDriver:
         self._calls = LiveCalls(observer, clock, self._changed.set)
         self._retargets: set[asyncio.Task[None]] = set()
         self._unsent: list[str] = []
+        self._gone_out: list[Progress] = []
         self._members = Members(self)
         self._members.know(replicas, launch)
 
@@ -287,10 +288,18 @@ class FleetDriver:
         self._changed.set()
 
     def passed(self, request_id: str, tokens: int) -> None:
-        """A remote replica's output goes out to its client."""
+        """A remote replica's output goes out to its client; when it is gone the fleet is told."""
         told = self._calls.passed(request_id, tokens)
         if told:
-            self._handle(Progress(request_id, told))
+            if not self._gone_out:
+                asyncio.get_running_loop().call_soon(self._tell_gone_out)
+            self._gone_out.append(Progress(request_id, told))
+
+    def _tell_gone_out(self) -> None:
+        """Tell the fleet of output, at the latest before anything that happened after it."""
+        gone_out, self._gone_out = self._gone_out, []
+        for progress in gone_out:
+            self._handle(progress)
 
     def _tell_untold(self, request_id: str) -> None:
         """Tell the fleet what was kept back, before the call is over without a word on usage."""
@@ -340,6 +349,8 @@ class FleetDriver:
     # ------------------------------------------------------------------------------------- fleet
 
     def _handle(self, event: FleetEvent) -> None:
+        if self._gone_out:
+            self._tell_gone_out()
         for effect in self._fleet.handle(event, self._clock()):
             self._perform(effect)
         while self._unsent:

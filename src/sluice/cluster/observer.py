@@ -295,23 +295,28 @@ class Observer:
 
     def text(self, request: Request, delta: Delta) -> None:
         """Text of the call is handed to its stream."""
+        texts = self._timings[request.id].texts
+        if texts is not None:
+            texts.add(delta)
+        self.tokens(request, delta.tokens, delta.choice)
+
+    def tokens(self, request: Request, tokens: int, choice: int = 0) -> None:
+        """So many tokens of one choice of the call go out."""
         timing = self._timings[request.id]
         now_ns = self._clock()
-        if timing.texts is not None:
-            timing.texts.add(delta)
         if timing.first_ns is None:
             ttft_ns = now_ns - request.arrived_ns
             timing.first_ns = now_ns
-            timing.first_tokens = delta.tokens
-            timing.stream.first_token(ttft_ns / 1e9, delta.tokens)
+            timing.first_tokens = tokens
+            timing.stream.first_token(ttft_ns / 1e9, tokens)
             self._write(records.FirstToken(now_ns, request.id, ttft_ns))
-            timing.counted = delta.tokens
-        before_ns = timing.choice_ns.get(delta.choice)
+            timing.counted = tokens
+        before_ns = timing.choice_ns.get(choice)
         if before_ns is not None:
-            timing.stream.chunk((now_ns - before_ns) / 1e9, delta.tokens)
-            timing.counted += delta.tokens
-        timing.choice_ns[delta.choice] = timing.last_ns = now_ns
-        timing.tokens += delta.tokens
+            timing.stream.chunk((now_ns - before_ns) / 1e9, tokens)
+            timing.counted += tokens
+        timing.choice_ns[choice] = timing.last_ns = now_ns
+        timing.tokens += tokens
 
     @property
     def records_text(self) -> bool:

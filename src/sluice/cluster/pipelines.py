@@ -66,6 +66,7 @@ class PipelineGateway:
     def __init__(self, behind: LocalGateway, pipelines: Sequence[Pipeline]) -> None:
         self._behind = behind
         self._pipelines = {one.name: one for one in pipelines}
+        self._models_are = self._whose(behind.relaying)
         # Passages come again and again, and counting their tokens takes longer than all the rest.
         self._tokens_in = {
             one.name: lru_cache(_PASSAGES_KNOWN)(behind.served(one.model).tokens_in)
@@ -75,8 +76,15 @@ class PipelineGateway:
     @property
     def relaying(self) -> Relaying:
         """Whose the models are: a pipeline's requests are treated as those of its model."""
-        of, names = self._behind.relaying, self._pipelines.values()
-        return Relaying(*(
+        of, whose = self._models_are
+        if of is not self._behind.relaying:  # the settings were read again
+            self._models_are = _, whose = self._whose(self._behind.relaying)
+        return whose
+
+    def _whose(self, of: Relaying) -> tuple[Relaying, Relaying]:
+        """Whose the models behind are, and whose all are."""
+        names = self._pipelines.values()
+        return of, Relaying(*(
             models.union(one.name for one in names if one.model in models)
             for models in (of.always, of.degraded)
         ))  # fmt: skip

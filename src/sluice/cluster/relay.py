@@ -99,6 +99,7 @@ class Attempt:
     """One attempt at one replica, ``upstream``. ``clock`` gives monotonic nanoseconds.
 
     ``asked`` is gone once the engine has it, and what was sent of the call once output is there.
+    ``expires_s`` is when its deadline passes, by the loop's time.
 
     ``on_begun`` is told of the head of an answer, ``on_tokens`` of output that goes out,
     ``on_ended`` of the whole answer before its last bytes do, ``on_failed`` of what broke it, and
@@ -121,7 +122,7 @@ class Attempt:
     cut: bool = False
     left: bool = False
     broken: UpstreamError | None = None
-    expiry: asyncio.TimerHandle | None = None
+    expires_s: float | None = None
     _opening: asyncio.Task[Any] | None = None
     _answer: Answer | None = None
     _is_over: bool = False
@@ -210,7 +211,7 @@ class Attempt:
         """Count what a chunk holds, and tell what goes out."""
         if self.on_text is not None:
             self.on_text(self, chunk.raw)
-        if any(finish in _CUT_FINISHES for _, finish in chunk.finishes):
+        if chunk.finishes and any(finish in _CUT_FINISHES for _, finish in chunk.finishes):
             self.cut = True
         if not chunk.tokens or not self.streamed:
             return

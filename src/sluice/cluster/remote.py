@@ -23,6 +23,7 @@ from sluice.core.events import ReplicaLimits, Report
 from sluice.core.quota import QuotaLeft
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.executors.dialects import Dialect
+from sluice.executors.lookout import Lookout
 from sluice.executors.ratelimits import quota_left
 from sluice.executors.stream import (
     Answer,
@@ -126,6 +127,7 @@ class RemoteReplica:
         self._listener, self._clock = listener, clock
         self._wording = Wording(terms.dialect, terms.model or terms.name, terms.priority)
         self._attempts: dict[str, Attempt] = {}
+        self._lookout = Lookout(self._expire)
         self._watch: asyncio.Task[None] | None = None
         self._started_ns: int | None = None  # while it is asked for and does not serve
         self._serves = False
@@ -154,6 +156,7 @@ class RemoteReplica:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
+        self._lookout.stop()
         for request_id in list(self._attempts):
             self._end_unfinished(request_id, EndReason.CANCELLED, "")
         await self._engine.close()
@@ -242,8 +245,8 @@ class RemoteReplica:
         )  # fmt: skip
         if request.deadline_ns is not None:
             left_s = max(0, request.deadline_ns - now_ns) / 1e9
-            loop = asyncio.get_running_loop()
-            attempt.expiry = loop.call_later(left_s, self._expire, request.id)
+            attempt.expires_s = asyncio.get_running_loop().time() + left_s
+            self._lookout.by(attempt.expires_s)
         return attempt
 
     def _client_headers(self, raw: RawPrompt, call_id: str, number: int) -> Headers:
@@ -303,9 +306,14 @@ class RemoteReplica:
             loop = asyncio.get_running_loop()
             loop.call_soon(self._end_unfinished, request_id, EndReason.CANCELLED, "the client left")
 
-    def _expire(self, request_id: str) -> None:
+    def _expire(self, now_s: float) -> float | None:
+        """End the calls whose deadlines have passed. Returns when the next one does."""
         error = "The deadline passed before the answer was complete."
-        self._end_unfinished(request_id, EndReason.EXPIRED, error)
+        for request_id, attempt in list(self._attempts.items()):
+            if attempt.expires_s is not None and attempt.expires_s <= now_s:
+                self._end_unfinished(request_id, EndReason.EXPIRED, error)
+        times_s = [one.expires_s for one in self._attempts.values()]
+        return min((at_s for at_s in times_s if at_s is not None), default=None)
 
     def _end_unfinished(self, request_id: str, reason: EndReason, error: str) -> None:
         """Leave a call: the engine is told by the connection that ends."""
@@ -324,8 +332,6 @@ class RemoteReplica:
 
     def _forget(self, attempt: Attempt) -> None:
         self._attempts.pop(attempt.request_id, None)
-        if attempt.expiry is not None:
-            attempt.expiry.cancel()
 
     def _phases(self, attempt: Attempt, prefill_s: float | None) -> PhaseTimes:
         """Time in the gateway until the dispatch is told as admission, as replicas do.

@@ -156,13 +156,17 @@ def _measured(raw: RawPrompt) -> tuple[int, int, tuple[int, ...]]:
     if not texts:
         return 0, 0, ()
     first = texts[0]
-    media = [_media(bytes(text)) for text in texts]
-    text_bytes = sum(map(len, texts)) - sum(size for size, _ in media)
+    text_bytes, media_bytes = sum(map(len, texts)), 0
+    # Most have none, and need not be copied to be looked through.
+    if len(raw.body) > _MEDIA_BYTES and any(begin in raw.body for begin in _MEDIA_BEGIN):
+        for size, counted in [_media(bytes(text)) for text in texts]:
+            text_bytes -= size
+            media_bytes += counted
     chain, hashes = hash(raw.path), []
     for end in range(_BLOCK_BYTES, min(len(first), _BLOCKS_MAX * _BLOCK_BYTES) + 1, _BLOCK_BYTES):
         chain = hash((chain, bytes(first[end - _BLOCK_BYTES : end])))
         hashes.append(chain)
-    return text_bytes, sum(counted for _, counted in media), tuple(hashes)
+    return text_bytes, media_bytes, tuple(hashes)
 
 
 def _media(text: bytes) -> tuple[int, int]:

@@ -60,7 +60,7 @@ def _wait_ns(pool: Pool, accepted: Accepted, now_ns: int) -> int | None:
     for replica in pool.ready():
         match replica.opening(now_ns):
             case OpenNow():
-                if replica.id not in accepted.tried and replica.candidate(accepted, now_ns):
+                if replica.id not in accepted.tried and replica.doubt(accepted, now_ns) is not None:
                     return 0
                 waits_ns.append(1)
             case AfterTrial():

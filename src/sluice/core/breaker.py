@@ -34,6 +34,11 @@ class Breaker:
         self._open_ns = limits.open_ns_min
         self._trial: str | None = None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether all requests go through."""
+        return self._open_until_ns is None
+
     def state(self, now_ns: int) -> BreakerState:
         """Where it stands."""
         if self._open_until_ns is None:

@@ -370,8 +370,22 @@ def give_up(pool: Pool, now_ns: int) -> list[Drop]:
         if dropped is None:
             start = late + 1  # it was dispatched before
             continue
-        pool.missed(dropped, outlooks[order.index(dropped)], now_ns)
+        _missed(pool, dropped, outlooks[order.index(dropped)], now_ns)
         told = refusal if dropped is order[late] else _sparing(refusal, pool, now_ns)
         drops.append((dropped, told))
         order.remove(dropped)
     return drops
+
+
+def _missed(pool: Pool, accepted: Accepted, outlook: Outlook, now_ns: int) -> None:
+    """A promise is taken back: learn from what is predicted now."""
+    if accepted.predicted_first_ns is not None:
+        total_ns = outlook.first_ns - accepted.accepted_ns
+        pool.wait_margin.observe(accepted.predicted_first_ns, total_ns, now_ns)
+
+
+def overdue(pool: Pool, accepted: Accepted, now_ns: int) -> Refusal:
+    """The refusal of what waited too long."""
+    waited_s = (now_ns - accepted.request.arrived_ns) / NS_PER_S
+    limit_s = (accepted.due_ns - accepted.request.arrived_ns) / NS_PER_S
+    return Refusal(429, "queue_deadline", waited_s, limit_s, pool.departure_ns(1, now_ns))

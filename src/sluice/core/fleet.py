@@ -17,7 +17,7 @@ from typing import assert_never
 from sluice.core.accepted import Accepted
 from sluice.core.admission import NS_PER_S, Refusal, never_runs, reject
 from sluice.core.attempts import ended, fallback, not_rescued, rested, shut, stand_in, tried_again
-from sluice.core.door import Door, answer, give_up, place_next, predicted, refusal_before
+from sluice.core.door import Door, answer, give_up, overdue, place_next, predicted, refusal_before
 from sluice.core.events import (
     Abort,
     Arrived,
@@ -108,9 +108,9 @@ class Fleet:
         if self._are_leaving:
             gone, self._are_leaving = let_leave(self._pools, self._replicas)
             effects += [StopReplica(replica_id) for replica_id in gone]
-        if self._drain_by_ns is None:
-            for pool in self._pools.values():
-                effects += attend(pool, now_ns)
+        for pool in self._pools.values() if self._drain_by_ns is None else ():
+            if pool.scaler is not None:
+                effects += attend(pool, pool.scaler, now_ns)
         effects += self._dispatch(now_ns)
         wake_ns = self._next_wake_ns(now_ns)
         if wake_ns is not None and wake_ns != self._wake_ns:
@@ -291,7 +291,7 @@ class Fleet:
         """
         effects: list[FleetEffect] = []
         for pool in self._pools.values():
-            while pool.queue and not pool.stuck:
+            while pool.queue.places and not pool.stuck:
                 placed = place_next(pool, now_ns)
                 if placed is None:
                     pool.stuck = True
@@ -299,7 +299,7 @@ class Fleet:
                     effects.append(placed)
                 else:
                     effects += self._turn_away(*placed, now_ns)
-            for accepted, refusal in give_up(pool, now_ns):
+            for accepted, refusal in give_up(pool, now_ns) if pool.queue.timed else ():
                 effects += self._turn_away(accepted, refusal, now_ns)
         return effects
 
@@ -369,7 +369,7 @@ class Fleet:
                 why = "its replica was to be stopped and waited for it as long as it may"
                 effects += self._end(accepted, EndReason.SHUTDOWN, why, now_ns)
             for accepted in pool.queue.overdue(now_ns):
-                effects += self._turn_away(accepted, pool.overdue(accepted, now_ns), now_ns)
+                effects += self._turn_away(accepted, overdue(pool, accepted, now_ns), now_ns)
         return effects + self._start_due(now_ns)
 
     def _start_due(self, now_ns: int) -> list[FleetEffect]:

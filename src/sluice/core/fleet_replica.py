@@ -19,7 +19,7 @@ from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState, moved
 from sluice.core.limits import RemoteLimits
 from sluice.core.quota import QuotaLeft
 from sluice.core.request import Request
-from sluice.core.routing import Candidate, PrefixMemory
+from sluice.core.routing import NO_DOUBT, Doubt, PrefixMemory
 from sluice.core.service import ServiceTimes
 
 RankOf = Callable[[Accepted], Rank]
@@ -353,8 +353,8 @@ class FleetReplica:
             return 0
         return self.prefixes.cached_blocks(chain) * self.limits.block_size
 
-    def candidate(self, accepted: Accepted, now_ns: int) -> Candidate | None:
-        """How it stands for a request; ``None`` where that would not start on it.
+    def doubt(self, accepted: Accepted, now_ns: int) -> Doubt | None:
+        """What speaks against it for a request; ``None`` where that would not start on it.
 
         It does not serve, can never run it, has no places for it, or it would wait inside.
         """
@@ -377,12 +377,7 @@ class FleetReplica:
         if held and report is not None and (report.blocked or (since and not kv_fits)):
             return None  # one waits inside, ready to start there when another one ends
         held_back = 2 if self.id in accepted.tried else is_stale and since >= STALE_DISPATCHES_MAX
-        cached_tokens = accepted.cached.get(self.id, 0)
-        # As ``Candidate(…)``, which takes three times as long: one is made per replica and request.
-        return tuple.__new__(
-            Candidate,
-            (self.id, held, self.prefill_tokens, cached_tokens, kv_fits, held_back, self.weight),
-        )
+        return Doubt(held_back, not kv_fits) if held_back or not kv_fits else NO_DOUBT
 
     def _lets_pass(self, gate: RemoteGate, request: Request, now_ns: int) -> bool:
         """Whether its gate is open for the request, and for how many."""

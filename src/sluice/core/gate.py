@@ -58,14 +58,14 @@ class RemoteGate:
 
         A trial goes whatever else is there.
         """
-        broken_ns = self.breaker.wait_ns(now_ns)
+        is_closed = self.breaker.is_closed
+        broken_ns = 0 if is_closed else self.breaker.wait_ns(now_ns)
         if broken_ns is None:
             return AfterTrial()
         wait_ns = max(broken_ns, self.quota.wait_ns(tokens, now_ns))
         if wait_ns:
             return OpensAt(now_ns + wait_ns, broken=broken_ns > 0)
-        closed = self.breaker.state(now_ns) is BreakerState.CLOSED
-        return OpenNow(self.window.places(now_ns) if closed else places)
+        return OpenNow(self.window.places(now_ns) if is_closed else places)
 
     def seats(self, held: int, now_ns: int) -> int:
         """Requests that may be there at a time, where ``held`` are; 1 at least."""

@@ -24,6 +24,7 @@ def hear(pool: Pool, replica: FleetReplica, news: News, now_ns: int) -> None:
                 replica.serve(news.limits, now_ns)
                 if replica.remote is None:  # of others that time is how long they were away
                     pool.load_ns = now_ns - replica.started_ns
+            pool.know_limits()
         case ReplicaReported():
             if replica.state in (ReplicaState.READY, ReplicaState.DRAINING):
                 replica.reported(news.report, now_ns)

@@ -103,6 +103,7 @@ class Pool:
     retries: RetryBudget | None = field(init=False)
     resting: list[tuple[int, int, Accepted]] = field(default_factory=list)
     _by_id: dict[str, FleetReplica] = field(init=False)
+    _widest: ReplicaLimits | None = field(init=False)
     _shares: FairShares = field(default_factory=FairShares)
     _leaving: deque[tuple[int, str]] = field(default_factory=deque)
     _strict_until_ns: int = 0
@@ -119,6 +120,11 @@ class Pool:
         """Have these replicas; only ``core/membership.py`` changes which there are."""
         self.replicas = replicas
         self._by_id = {replica.id: replica for replica in replicas}
+        self.know_limits()
+
+    def know_limits(self) -> None:
+        """Note which replica takes the longest request, whenever one got to know its limits."""
+        self._widest = max(self.replicas, key=_TOKENS_MAX).limits
 
     # ------------------------------------------------------------------------------------- facts
 
@@ -128,7 +134,7 @@ class Pool:
 
     def ready(self) -> list[FleetReplica]:
         """The replicas that serve."""
-        return [replica for replica in self.replicas if replica.is_serving]
+        return [r for r in self.replicas if r.state is ReplicaState.READY and not r.draining]
 
     def may_serve_soon(self) -> bool:
         """Whether a replica serves or is about to; when one elsewhere comes back nobody knows."""
@@ -157,15 +163,13 @@ class Pool:
 
     def widest(self) -> ReplicaLimits | None:
         """Limits of the replica that takes the longest request; ``None`` before one was ready."""
-        widest = max(self.replicas, key=_TOKENS_MAX)
-        return widest.limits
+        return self._widest
 
     def cached(self, chain: tuple[int, ...]) -> dict[str, int]:
         """Tokens of a prompt that replicas probably have in their prefix caches, where any."""
         if not chain:
             return {}
-        first = chain[0]
-        known = [replica for replica in self.replicas if first in replica.prefixes.known]
+        known = [replica for replica in self.replicas if chain[0] in replica.prefixes.known]
         return {r.id: r.cached_tokens(chain) for r in known if r.is_serving}
 
     def work(self, request: Request, cached: Mapping[str, int]) -> Work:
@@ -377,13 +381,21 @@ class Pool:
             free = sum(replica.seats - replica.places for replica in self.ready())
             if free < min(request.choices + self.kept_places(), self.seats()):
                 return ()
-        candidates = []
-        for replica in self.replicas:
-            if not (restricted and replica.prefilling):
-                candidate = replica.candidate(accepted, now_ns)
-                if candidate is not None:
-                    candidates.append(candidate)
-        return rank(request.prompt_tokens, candidates) if candidates else ()
+        # Asking one elsewhere also tells how many it may be given, so none is passed over.
+        elsewhere = self.limits.remote is not None
+        replicas = [
+            replica
+            for replica in self.replicas
+            if (elsewhere or replica.places < replica.seats or not replica.places)
+            and not (restricted and replica.prefilling)
+        ]
+        return rank(
+            request.prompt_tokens,
+            accepted.cached,
+            replicas,
+            lambda replica: replica.doubt(accepted, now_ns),
+            asks_all=elsewhere,
+        )
 
     def forecast(
         self,
@@ -409,12 +421,6 @@ class Pool:
                     sweep.place(self.usual_work(accepted), self.rank(accepted))
             outlooks.append(sweep.place(accepted.work, self.rank(accepted)))
         return outlooks
-
-    def missed(self, accepted: Accepted, outlook: Outlook, now_ns: int) -> None:
-        """A promise is taken back: learn from what is predicted now."""
-        if accepted.predicted_first_ns is not None:
-            total_ns = outlook.first_ns - accepted.accepted_ns
-            self.wait_margin.observe(accepted.predicted_first_ns, total_ns, now_ns)
 
     # --------------------------------------------------------------------------------- decisions
 
@@ -471,12 +477,6 @@ class Pool:
             self.replica(accepted.replica_id).whole(accepted, now_ns)
         self.service.completed(ended, accepted.request)
 
-    def overdue(self, accepted: Accepted, now_ns: int) -> Refusal:
-        """The refusal of what waited too long."""
-        waited_s = (now_ns - accepted.request.arrived_ns) / NS_PER_S
-        limit_s = (accepted.due_ns - accepted.request.arrived_ns) / NS_PER_S
-        return Refusal(429, "queue_deadline", waited_s, limit_s, self.departure_ns(1, now_ns))
-
     def sweep_is_due(self, now_ns: int) -> bool:
         """Whether the waiting are to be looked at again; then it is noted that they were."""
         if not self.queue.timed or 0 <= now_ns - self._swept_ns < SWEEP_NS or not self.ready():
@@ -502,7 +502,7 @@ class Pool:
         """When something about those that wait is to be looked at again."""
         scaler = self.scaler
         scaled = () if scaler is None else (scaler.due_ns, scaler.leave_ns)
-        if not self.queue and not self.resting:
+        if not self.queue.places and not self.resting:
             return scaled
         waiting = (self.queue.next_due_ns(), self.next_sweep_ns(), self.next_open_ns(now_ns))
         return (*scaled, *waiting)

@@ -116,9 +116,10 @@ class VendorQuota:
 
     def wait_ns(self, tokens: int, now_ns: int) -> int:
         """Time until a request of so many tokens may be sent; 0 for at once."""
-        waits_ns = [0, self._rests_until_ns - now_ns]
+        rest_ns = max(0, self._rests_until_ns - now_ns)
         if self._requests is None and self._tokens is None:
-            return max(waits_ns)
+            return rest_ns
+        waits_ns = [rest_ns]
         if self._requests is not None:
             waits_ns.append(self._requests.wait_ns(1, now_ns))
         if self._tokens is not None:

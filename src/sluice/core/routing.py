@@ -5,8 +5,8 @@ except a ``PrefixMemory``, by its own ``add``.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from sluice.core.events import ReplicaScore
 from sluice.core.request import Request
@@ -54,23 +54,38 @@ class PrefixMemory:
             self.known.popitem(last=False)
 
 
-class Candidate(NamedTuple):
-    """A ready replica as it stands for one request.
+class Load(Protocol):
+    """What is looked at of a replica: the requests that are there, as ``places``, those of their
+    prompt tokens that wait for a first token, and its share of the work."""
 
-    ``places`` are dispatched to it and not ended. ``prefill_tokens`` wait there for a first token.
-    ``cached_tokens`` of the request's prompt are probably cached. ``kv_fits`` says whether its KV
-    pool is predicted to hold the request too. ``held_back`` is 1 where its load reports have
-    stopped and it was tried enough, 2 where it failed the request before. ``weight`` is its share
-    of the work.
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def places(self) -> int: ...
+
+    @property
+    def prefill_tokens(self) -> int: ...
+
+    @property
+    def weight(self) -> float: ...
+
+
+LoadT = TypeVar("LoadT", bound=Load)
+
+
+class Doubt(NamedTuple):
+    """What speaks against a replica that could take a request; the smaller one goes first.
+
+    ``held_back`` is 1 where its load reports have stopped and it was tried enough, 2 where it
+    failed the request before. ``kv_short`` says that its KV pool is predicted not to hold it too.
     """
 
-    replica_id: str
-    places: int
-    prefill_tokens: int
-    cached_tokens: int
-    kv_fits: bool
     held_back: int
-    weight: float = 1.0
+    kv_short: bool
+
+
+NO_DOUBT = Doubt(held_back=0, kv_short=False)
 
 
 def blocks_needed(request: Request, output_tokens: int, block_size: int) -> int:
@@ -79,31 +94,47 @@ def blocks_needed(request: Request, output_tokens: int, block_size: int) -> int:
     return prompt_blocks + request.choices * -(-output_tokens // block_size)
 
 
-def rank(prompt_tokens: int, candidates: Sequence[Candidate]) -> tuple[ReplicaScore, ...]:
+def rank(
+    prompt_tokens: int,
+    cached: Mapping[str, int],
+    replicas: Sequence[LoadT],
+    doubt_of: Callable[[LoadT], Doubt | None],
+    *,
+    asks_all: bool,
+) -> tuple[ReplicaScore, ...]:
     """The replicas that can take a request, best first, as many as are worth telling.
 
-    One that is held back counts only where there is no other. The score is uncached prefill tokens
-    (waiting there, and the request's own) times the sequences there, plus those sequences; what
-    is there counts by the replica's weight. A replica whose KV pool is predicted to be short comes
-    after all others. Ties go to the one listed first.
+    The score is uncached prefill tokens (waiting there, and the request's own) times the sequences
+    there, plus those sequences; what is there counts by the replica's weight. ``cached`` tokens of
+    the prompt are probably in the prefix caches. Ties go to the one listed first, and any doubt
+    comes after all others. ``doubt_of`` gives ``None`` for a replica that cannot take it; without
+    ``asks_all`` it is asked in the order of scores, about no more than are told.
     """
-    judged = [
-        (
-            back,
-            not fits,
-            ((waiting / weight + own) * (places or 1) + places) / weight,
-            number,
-            waiting + own,
-        )
-        for number, (_, places, waiting, cached, fits, back, weight) in enumerate(candidates)
-        for own in (prompt_tokens - cached,)
-    ]
+    judged = []
+    for number, replica in enumerate(replicas):
+        places, weight, waiting = replica.places, replica.weight, replica.prefill_tokens
+        own = prompt_tokens - cached.get(replica.id, 0)
+        score = ((waiting / weight + own) * (places or 1) + places) / weight
+        judged.append((score, number, waiting + own))
     judged.sort()
+    found, doubtful = [], []
+    for score, number, uncached in judged:
+        doubt = doubt_of(replicas[number])
+        if doubt is None:
+            continue
+        if doubt == NO_DOUBT:
+            found.append((doubt, score, number, uncached))
+            if len(found) == SCORES_TOLD and not asks_all:
+                break
+        else:
+            doubtful.append((doubt, score, number, uncached))
+    if doubtful:
+        found += sorted(doubtful)
     return tuple(
         [
             ReplicaScore(
-                candidates[number].replica_id, score, uncached, candidates[number].places, not short
+                replicas[number].id, score, uncached, replicas[number].places, not doubt.kv_short
             )
-            for _, short, score, number, uncached in judged[:SCORES_TOLD]
+            for doubt, score, number, uncached in found[:SCORES_TOLD]
         ]
     )

@@ -43,12 +43,9 @@ def scale(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
     return effects + supply(pool, scaler, now_ns)
 
 
-def attend(pool: Pool, now_ns: int) -> list[FleetEffect]:
+def attend(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
     """Let go who has finished; decide anew where it is time, or where nobody would serve who
     waits."""
-    scaler = pool.scaler
-    if scaler is None:
-        return []
     effects = _let_go(pool, scaler) if scaler.leave_ns is not None else []
     if scaler.due_ns <= now_ns or (pool.queue and not pool.may_serve_soon()):
         effects += scale(pool, scaler, now_ns)

@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
         while self.head is None:
             if self.fault is not None:
                 raise self.fault
-            await self._wait()
+            await self._news()
         return self.head
 
     async def read(self) -> bytes:
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
                 return b""
             if self.fault is not None:
                 raise self.fault
-            await self._wait()
+            await self._news()
         piece = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
         self._held_bytes = 0
@@ -235,14 +235,13 @@ class Connection(asyncio.Protocol):
             call, self._on_complete = self._on_complete, None
             call(self)
 
-    async def _wait(self) -> None:
-        assert self._waiter is None, "one reader at a time"
+    def _news(self) -> asyncio.Future[None]:
+        """What to await until something has come or happened; for the one reader."""
+        assert self._waiter is None or self._waiter.done(), "one reader at a time"
         self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -18,6 +18,7 @@ from sluice.executors.facts import read_facts
 from sluice.executors.faults import Source, fault_of_reply
 from sluice.executors.http_connection import Connection
 from sluice.executors.http_pool import Address, ConnectionLimits, ConnectionPool
+from sluice.executors.lookout import Lookout
 from sluice.executors.remote_answer import AnswerLimits, Leaving, RemoteAnswer, read_reply
 from sluice.executors.scrape import read_gauges
 from sluice.executors.stream import (
@@ -81,6 +82,7 @@ class RemoteEngine:
         self._side_pool = ConnectionPool(upstream.name, upstream.address, side_limits)
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers = set[RemoteAnswer]()
+        self._lookout = Lookout(self._look)
         route = upstream.dialect.abort
         self._abort_paths = list(route.paths) if route else []
 
@@ -154,6 +156,7 @@ class RemoteEngine:
         """Cancel what runs and close all connections."""
         for answer in tuple(self._answers):
             answer.close()
+        self._lookout.stop()
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self._pool.close()
@@ -198,10 +201,15 @@ class RemoteEngine:
 
     def _send(self, connection: Connection, request: UpstreamRequest, head: bytes) -> RemoteAnswer:
         limits = self._upstream.answers
-        answer = RemoteAnswer(self._source, connection, request, limits, self._ended)
+        answer = RemoteAnswer(self._source, connection, request, limits, self._lookout, self._ended)
         self._answers.add(answer)
         connection.send(head, request.body)
         return answer
+
+    def _look(self, now_s: float) -> float | None:
+        """Break off answers that are late. Returns when to look again."""
+        times_s = [answer.look(now_s) for answer in tuple(self._answers)]
+        return min((at_s for at_s in times_s if at_s is not None), default=None)
 
     async def _begun(self, answer: RemoteAnswer) -> RemoteAnswer:
         """Wait for the head; an answer that does not begin, or whose caller leaves, is closed."""

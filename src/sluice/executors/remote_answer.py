@@ -21,6 +21,7 @@ from sluice.executors.answers import (
 )
 from sluice.executors.faults import Source, fault_of_reply
 from sluice.executors.http_connection import Connection, Disconnected, Head, NotHttp
+from sluice.executors.lookout import Lookout
 from sluice.executors.stream import (
     Chunk,
     EngineTimes,
@@ -62,13 +63,14 @@ class RemoteAnswer:
         connection: Connection,
         request: UpstreamRequest,
         limits: AnswerLimits,
+        lookout: Lookout,
         on_end: Callable[["RemoteAnswer", Connection, Leaving], None],
     ) -> None:
         self._source, self._connection = source, connection
         # Not the request itself: its body is not needed any more.
         self._id, self._streamed, self._any_body = request.id, request.streamed, request.any_body
         self._deadlines = request.deadlines
-        self._limits, self._on_end = limits, on_end
+        self._limits, self._lookout, self._on_end = limits, lookout, on_end
         self._reader = StreamReader(source, request.usage_events, limits.event_bytes_max)
         self._ready: deque[Chunk | UpstreamError] = deque()
         self._times = NO_TIMES
@@ -77,7 +79,6 @@ class RemoteAnswer:
         self._activity = 0
         self._loop = asyncio.get_running_loop()
         self._sent_s = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
         self._due_s: float | None = None
         first = request.deadlines.first_token_s
         self._expect_within(first if request.streamed else request.deadlines.whole_s)
@@ -112,7 +113,10 @@ class RemoteAnswer:
                 self.close()
                 raise StopAsyncIteration
             try:
-                await (self._read_events() if self._streamed else self._read_whole())
+                if self._streamed:
+                    self._take(await self._connection.read())
+                else:
+                    await self._read_whole()
             except (NotHttp, Disconnected) as error:
                 self._ready.append(self._fault_of(error))
             except UpstreamError as error:
@@ -139,8 +143,6 @@ class RemoteAnswer:
         if self._closed:
             return
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
         left = self._ready[-1] if self._ready else None
         whole = self._whole or (isinstance(left, Chunk) and left.last)
         gone = isinstance(self._connection.fault, Disconnected)
@@ -175,16 +177,15 @@ class RemoteAnswer:
                     raise item
             raise self._garbage(f"asked for a stream, got {kind or 'no content type'}")
 
-    async def _read_events(self) -> None:
+    def _take(self, piece: bytes) -> None:
+        """Read a piece of a stream; an empty one is its end."""
         reader = self._reader
-        while not self._ready:
-            piece = await self._connection.read()
-            self._ready += reader.feed(piece) if piece else reader.end()
-            if reader.activity != self._activity:
-                self._activity = reader.activity
-                if self._begun or reader.tokens:
-                    self._begun = True
-                    self._expect_within(self._deadlines.silence_s)
+        self._ready += reader.feed(piece) if piece else reader.end()
+        if reader.activity != self._activity:
+            self._activity = reader.activity
+            if self._begun or reader.tokens:
+                self._begun = True
+                self._expect_within(self._deadlines.silence_s)
 
     async def _read_whole(self) -> None:
         body = await read_body(self._source, self._connection, self._limits.whole_bytes_max)
@@ -198,29 +199,22 @@ class RemoteAnswer:
         self._ready.append(item)
 
     def _expect_within(self, wait_s: float | None) -> None:
-        """Set the time by which the upstream must be heard of. One timer serves all of them."""
-        if wait_s is None:
-            self._due_s = None
-            return
-        self._due_s = self._loop.time() + wait_s
-        if self._timer is None:
-            self._timer = self._loop.call_at(self._due_s, self._look)
-        elif self._due_s < self._timer.when():
-            self._timer.cancel()
-            self._timer = self._loop.call_at(self._due_s, self._look)
+        """Set the time by which the upstream must be heard of."""
+        self._due_s = None if wait_s is None else self._loop.time() + wait_s
+        if self._due_s is not None:
+            self._lookout.by(self._due_s)
 
-    def _look(self) -> None:
-        self._timer = None
-        due_s = self._due_s
-        if due_s is None or self._closed or self._whole:
-            return
-        if self._loop.time() < due_s:
-            self._timer = self._loop.call_at(due_s, self._look)
-        elif self._ready or self._connection.held_back:
+    def look(self, now_s: float) -> float | None:
+        """Break it off where it is late. Returns when to look again, ``None`` for not at all."""
+        if self._due_s is None or self._closed or self._whole:
+            return None
+        if self._due_s <= now_s:
+            if not self._ready and not self._connection.held_back:
+                self._connection.break_off(self._late())
+                return None
             # The caller takes its time, which is not the upstream's silence.
             self._expect_within(self._deadlines.silence_s)
-        else:
-            self._connection.break_off(self._late())
+        return self._due_s
 
     def _late(self) -> UpstreamError:
         if not self._begun:

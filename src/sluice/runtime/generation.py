@@ -171,6 +171,9 @@ class Refused:
     code: str
 
 
+_SAMPLING, _FORMAT = Sampling(), OutputFormat()
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One request of a client, checked for shape, not yet tokenised.
@@ -195,14 +198,14 @@ class Call:
     model: str
     arrived_ns: int
     prompt: ChatPrompt | TextPrompt | TokenPrompt | RawPrompt
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = _SAMPLING
     choices: int = 1
     output_tokens_max: int | None = None
     output_tokens_min: int = 0
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
     ignore_end_token: bool = False
-    output_format: OutputFormat = field(default_factory=OutputFormat)
+    output_format: OutputFormat = _FORMAT
     tenant: str = ""
     slo_class: str = ""
     service_tier: str = ""

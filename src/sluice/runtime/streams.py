@@ -141,6 +141,8 @@ class PieceStream:
 
     def cancel(self) -> None:
         """The reader wants no more. Safe at any time and more than once."""
+        # It knows this stream: they would keep one another, and the body, until the collector came.
+        self._relay = None
         if not self._over:
             self._over = True
             self._pending.clear()
@@ -165,17 +167,15 @@ class PieceStream:
             await self.news()
         return self._pending.popleft()
 
-    async def news(self) -> None:
-        """Wait until something was added or decided; for the one reader."""
+    def news(self) -> asyncio.Future[None]:
+        """What to await until something was added or decided; for the one reader."""
         self._waiting = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiting
-        finally:
-            self._waiting = None
+        return self._waiting
 
     def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
 
 
 def _joined(pieces: deque[Piece]) -> deque[Piece]:

@@ -81,8 +81,8 @@ class Keys:
         """
         permission = permission_of(raw_path)
         tenant = self._by_key(permission, authorization)
-        is_plain = permission is Permission.INFERENCE and tenant not in {t for _, t in self.tenants}
-        if self.header_trusted and named and is_plain:
+        is_trusted = self.header_trusted and permission is Permission.INFERENCE
+        if named and is_trusted and tenant not in {name for _, name in self.tenants}:
             return _tenant_named(named)
         return tenant
 

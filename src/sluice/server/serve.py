@@ -305,8 +305,7 @@ class Protocol(HttpToolsProtocol):
         cycle = self.cycle
         cycle.send = Sender(cycle)  # type: ignore[assignment, method-assign]
         self.scope["state"]["watch"] = partial(self._watch, cycle)
-        self._unanswered = [one for one in self._unanswered if not one.response_complete]
-        self._unanswered.append(self.cycle)
+        self._unanswered.append(cycle)
         if len(self.pipeline) > _PIPELINED_MAX:
             self.transport.abort()
 
@@ -330,9 +329,12 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the rest of a body that was refused before its end."""
-        self._watchers = {
-            cycle: gone for cycle, gone in self._watchers.items() if not cycle.response_complete
-        }
+        for cycle in [one for one in self._unanswered if one.response_complete]:
+            self._unanswered.remove(cycle)
+            self._watchers.pop(cycle, None)
+            # What knows the cycle, so that it goes at once and need not wait for the collector.
+            del cycle.send
+            cycle.scope["state"].clear()
         super().on_response_complete()
         if self.timeout_keep_alive_task is not None:  # no pipelined request has begun
             self._unset_keepalive_if_required()

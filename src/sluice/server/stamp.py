@@ -25,6 +25,7 @@ _ID_PREFIXES = {
 }
 # What ``service_tier`` says of a request of no class.
 DEFAULT_TIER = "default"
+_NO_TERMS = Terms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Stamp:
     model: str
     version: str
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    terms: Terms = field(default_factory=Terms)
+    terms: Terms = _NO_TERMS
     routed: Choice | None = None
 
     def answered_by(self, generation: Generation) -> "Stamp":
