@@ -185,6 +185,8 @@ class _Reading:
                 return self._given(item, key.shape, path)
             except ValueError as error:
                 self.problem(path, str(error))
+        elif key.required:
+            self.problem(path, f"is missing; it must be {accepted(key.shape)}")
         # Stands in for a value with a problem, so that the rest can still be checked.
         return path[-2] if key.from_table else key.default
 
@@ -362,8 +364,7 @@ def _with_engine_keys(
             key = _engine_key_in(model.key_env, of_variable, variables, reading)
             keys += [(of_variable, key)] if key else []
         for path, key in keys:
-            if not (key.isascii() and key.isprintable()):
-                reading.problem(path, "there is a character that no header can carry")
+            _check_header(key, path, reading)
         if len(keys) > 1:
             reading.problem(of_file, "there is more than one key; engines are sent one")
         elif keys:
@@ -382,13 +383,19 @@ def _with_pipeline_keys(
             "embeddings_key": pipeline.embeddings_key_env,
             "rerank_key": pipeline.rerank_key_env,
         }
-        keys: dict[str, Any] = {
-            key: _engine_key_in(variable, ("pipelines", name, f"{key}_env"), variables, reading)
-            for key, variable in named.items()
-            if variable is not None
-        }
+        keys: dict[str, Any] = {}
+        for key, variable in named.items():
+            if variable is not None:
+                path = ("pipelines", name, f"{key}_env")
+                keys[key] = _engine_key_in(variable, path, variables, reading)
+                _check_header(keys[key], path, reading)
         pipelines[name] = replace(pipeline, **keys)
     return pipelines
+
+
+def _check_header(key: str, path: KeyPath, reading: _Reading) -> None:
+    if not (key.isascii() and key.isprintable()):
+        reading.problem(path, "there is a character that no header can carry")
 
 
 def _engine_key_in(

@@ -4,6 +4,7 @@ Sections like those in ``sections``, apart because only the retrieval stage uses
 values may be together is checked here, on behalf of ``settings``.
 """
 
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from sluice.config.sections import Positive, Seconds
 from sluice.config.upstreams import upstream_address
 
 _RESOLVED = {"resolved": True}
+# It is the name of a file, or goes into addresses.
+_COLLECTION = re.compile(r"(?!\.)[\w.-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,11 @@ class PipelineSection:
     """The key for reranking itself."""
 
 
+def is_collection(name: str) -> bool:
+    """Whether a collection can have this name: letters, digits and any of ``._-``, no dot first."""
+    return _COLLECTION.fullmatch(name) is not None
+
+
 def pipeline_conflicts(
     name: str, one: PipelineSection, models: Collection[str]
 ) -> Iterator[tuple[str, str]]:
@@ -136,7 +144,17 @@ def pipeline_conflicts(
         yield "candidates", f"{one.candidates} is below passages = {one.passages}"
     if len(set(one.degrade)) < len(one.degrade):
         yield "degrade", "each may stand once"
+    yield from _wrong_collection(one)
     yield from _wrong_addresses(one)
+
+
+def _wrong_collection(one: PipelineSection) -> Iterator[tuple[str, str]]:
+    if one.retriever != "http" and not is_collection(one.collection):
+        words = (
+            "is named by up to 128 letters, digits and any of ._-, no dot first, not "
+            f"{one.collection[:40]!r}"
+        )
+        yield "collection", words
 
 
 def _wrong_addresses(one: PipelineSection) -> Iterator[tuple[str, str]]:

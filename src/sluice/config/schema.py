@@ -17,6 +17,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from sluice.config.sections import Range, Unit, Without
 from sluice.config.units import parse_duration_s, parse_size_bytes
 
+# Whole numbers of TOML have 64 bits, and so have those of the messages and files behind settings.
+WHOLE_MAX = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -38,7 +41,8 @@ class Shape:
 class Key:
     """One setting of a section: the name users write, and the field that holds its value.
 
-    ``from_table`` says that the name of its table stands in where it is not given.
+    ``from_table`` says that the name of its table stands in where it is not given, and ``required``
+    that nothing does.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Key:
     shape: Shape
     default: Any
     from_table: bool = False
+    required: bool = False
 
 
 def shape_of(annotation: Any) -> Shape:
@@ -81,8 +86,9 @@ def keys_of(section: type) -> Mapping[str, Key]:
         if shape.unit is Unit.DURATION:
             name = "_".join(word for word in name.split("_") if word != "s")
         from_table = bool(field.metadata.get("table_name"))
+        required = default is MISSING and not from_table
         default = None if default is MISSING else default
-        found[name] = Key(name, field.name, shape, default, from_table)
+        found[name] = Key(name, field.name, shape, default, from_table, required)
     return found
 
 
@@ -134,6 +140,8 @@ def convert(value: object, shape: Shape) -> Any:
     """A TOML value as the field's type. Raises ``ValueError`` saying what would be accepted."""
     if shape.without is not None and value == shape.without:
         return None
+    if type(value) is int and abs(value) > WHOLE_MAX:
+        raise ValueError(f"must be {accepted(shape)}, and no number has more than 64 bits")
     if shape.unit is Unit.DURATION and _is_plain_number(value):
         raise ValueError(f'has no unit; write for example "{value}s" or "{value}ms"')
     if shape.unit is not None and isinstance(value, str):
@@ -160,8 +168,9 @@ def _entry(value: object, section: type) -> Any:
     first = next(iter(keys))
     given = value if isinstance(value, dict) else {first: value}
     unknown = next((name for name in given if name not in keys), None)
-    if unknown is not None or first not in given:
-        told = f"there is no {unknown} in it" if unknown is not None else f"{first} is missing"
+    absent = next((name for name, key in keys.items() if key.required and name not in given), None)
+    if unknown is not None or absent is not None:
+        told = f"there is no {unknown} in it" if unknown is not None else f"{absent} is missing"
         raise ValueError(f"must be {_accepted_entry(shape_of(section))}; {told}")
     converted = {}
     for name, entry in given.items():

@@ -52,6 +52,9 @@ Count = Annotated[int, Range(low=0)]
 Positive = Annotated[int, Range(low=1)]
 Tier = Annotated[int, Range(low=0, high=TIER_MAX)]
 
+# Each replica of a range has a place in the fleet from the start.
+REPLICAS_MAX = 10_000
+
 _RESOLVED: Mapping[str, Any] = {"resolved": True}
 _TABLE_NAME: Mapping[str, Any] = {"table_name": True}
 
@@ -144,16 +147,16 @@ class ServerSection:
 class ReplicaRange:
     """How many replicas a model has."""
 
-    min: Count = 1
+    min: Annotated[int, Range(low=0, high=REPLICAS_MAX)] = 1
     """Replicas that always serve. Each is a process with its own copy of the model, and they share
     the processors; more than one pays on machines with several memory nodes. With 0, which needs
     ``max``, the last one stops where nobody asks, and the first request waits for a start."""
 
-    max: Positive | None = None
+    max: Annotated[int | None, Range(low=1, high=REPLICAS_MAX)] = None
     """Replicas that may run at once. Unset: as many as ``min``. Between ``min`` and ``max`` their
     number follows the load, as ``[autoscale]`` says."""
 
-    warm: Count = 0
+    warm: Annotated[int, Range(low=0, high=REPLICAS_MAX)] = 0
     """Replicas kept loaded beyond those that serve, as far as ``max`` leaves room: one of them
     serves within a moment where a cold one has to load the model. They cost memory, not time of the
     processors."""

@@ -24,6 +24,9 @@ _SECONDS = {
 # 64 bits that messages between processes have.
 DURATION_S_MAX = 3650 * 86400.0
 
+# Nothing that is counted in bytes here is larger, and it stays within 64 bits.
+SIZE_BYTES_MAX = 1 << 60
+
 _BYTES = {
     "B": 1,
     "kB": 1000,
@@ -58,12 +61,16 @@ def parse_duration_s(text: str) -> float:
 def parse_size_bytes(text: str) -> int:
     """Bytes in ``text``: a plain number, decimal units (``MB``) or binary ones (``MiB``).
 
-    Raises ``ValueError`` with the accepted units otherwise, or where the result is not whole.
+    Raises ``ValueError`` with the accepted units otherwise, where the result is not whole, or with
+    the limit where it is over ``SIZE_BYTES_MAX``.
     """
     amount, unit = _split(text, 'a size such as "512MiB" or "4GiB"')
     if unit and unit not in _BYTES:
         raise ValueError(f"unknown unit {unit!r}; use B, kB, MB, GB, TB, KiB, MiB, GiB or TiB")
     size = amount * _BYTES.get(unit, 1)
+    if size > SIZE_BYTES_MAX:
+        most = format_size(SIZE_BYTES_MAX)
+        raise ValueError(f"{text.strip()[:40]!r} is too large; the largest size is {most}")
     if size != int(size):
         raise ValueError(f"{text.strip()!r} is not a whole number of bytes")
     return int(size)
