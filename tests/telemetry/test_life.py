@@ -159,3 +159,14 @@ def test_ids_that_look_alike_are_named_and_the_latest(folder: Path) -> None:
     assert set(near) == {"req-0001", "req-0002"}
     assert latest[0] == "zebra"
     assert nearest_ids(JournalReader(folder), "zeb")[0] == ["zebra"]
+
+
+@pytest.mark.parametrize("name", ["", "chatcmpl-", "cmpl-", "resp_"])
+def test_no_id_is_not_the_id_of_requests_whose_clients_gave_none(tmp_path, name):
+    clocks = Clocks(lambda: 0, lambda: 10**18)
+    writer = JournalWriter(tmp_path, "gateway", clocks, JournalLimits(flush_s=60))
+    for record in served():
+        writer.append(record)
+    writer.close()
+    assert find_life(JournalReader(tmp_path), "r1") is not None
+    assert find_life(JournalReader(tmp_path), name) is None

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
+from sluice.cli.console import plain_console
 from sluice.cli.doctor_page import write_page
 from sluice.cli.doctor_report import document, print_diagnosis
-from sluice.cli.options import BadInput, json_option, print_json, settings_options
+from sluice.cli.options import BadInput, Finite, json_option, print_json, settings_options
 from sluice.config.load import load_settings
 from sluice.config.units import parse_duration_s
 from sluice.doctor.columns import Journal, NoRequests, read_journal
@@ -51,12 +51,18 @@ Exit codes: 0 nothing moved, 1 a spike was found, 2 bad input.
 )
 @click.option(
     "--percentile",
-    type=click.FloatRange(50.0, 99.9),
+    type=Finite(50.0, 99.9),
     default=99.0,
     show_default=True,
     help="Of the metric.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Decides what is drawn.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Decides what is drawn.",
+)
 @click.option(
     "--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page too."
 )
@@ -74,24 +80,34 @@ def command(*, folder: Path | None, as_json: bool, **asked: Any) -> int:
     every_s = None if asked["watch"] is None else _every_s(asked["watch"])
     while True:
         try:
-            with _told() as told:
-                told("reading the journal")
-                journal = read_journal(folder, lambda count: told(f"{count:,} records read"))
-                told("looking for causes; likely ones are replayed without each")
-                found = diagnose(journal, _wanted(asked, journal))
-        except (NoRequests, BadWindow) as error:
+            found, journal = _looked(folder, asked)
+        except BadWindow as error:
             raise BadInput(str(error)) from None
-        if every_s is None or found.spike.confirmed:
-            _print(found, journal, asked["page"], as_json=as_json)
-        if every_s is None:
-            return 1 if found.spike.confirmed else 0
+        except NoRequests as error:
+            if every_s is None:
+                raise BadInput(str(error)) from None
+            click.echo(f"sluice: {error}; looking again", err=True)
+        else:
+            if every_s is None or found.spike.confirmed:
+                _print(found, journal, asked["page"], as_json=as_json)
+            if every_s is None:
+                return 1 if found.spike.confirmed else 0
         time.sleep(every_s)
+
+
+def _looked(folder: Path, asked: Mapping[str, Any]) -> tuple[Diagnosis, Journal]:
+    """One look at the journal. Raises ``NoRequests`` and ``BadWindow``."""
+    with _told() as told:
+        told("reading the journal")
+        journal = read_journal(folder, lambda count: told(f"{count:,} records read"))
+        told("looking for causes; likely ones are replayed without each")
+        return diagnose(journal, _wanted(asked, journal)), journal
 
 
 @contextmanager
 def _told() -> Iterator[Callable[[str], None]]:
     """Says on standard error what is being done, where that is a terminal."""
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     if not console.is_terminal:
         yield lambda _: None
         return
@@ -100,15 +116,15 @@ def _told() -> Iterator[Callable[[str], None]]:
 
 
 def _print(found: Diagnosis, journal: Journal, page: Path | None, *, as_json: bool) -> None:
-    if as_json:
-        print_json(document(found))
-    else:
-        print_diagnosis(found)
-    if page is not None:
+    if page is not None:  # first, so that with --json a failure is the only document
         try:
             write_page(page, found, journal)
         except OSError as error:
             raise BadInput(f"cannot write {page}: {error.strerror or error}") from None
+    if as_json:
+        print_json(document(found))
+    else:
+        print_diagnosis(found)
 
 
 def _wanted(asked: Mapping[str, Any], journal: Journal) -> Wanted:

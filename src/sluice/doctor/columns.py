@@ -7,7 +7,7 @@ Nothing is judged here.
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -204,21 +204,21 @@ def read_journal(folder: Path, told: Callable[[int], None] = lambda _: None) -> 
 
 @dataclass(slots=True)
 class _StepRows:
-    """Columns of steps while they grow."""
+    """Columns of steps while they grow. What records tell may be any number of 64 bits."""
 
     replica: "array[int]" = field(default_factory=lambda: array("q"))
-    end_ns: "array[int]" = field(default_factory=lambda: array("q"))
-    measured_ns: "array[int]" = field(default_factory=lambda: array("q"))
-    predicted_ns: "array[int]" = field(default_factory=lambda: array("q"))
-    rows: "array[int]" = field(default_factory=lambda: array("q"))
-    prefill: "array[int]" = field(default_factory=lambda: array("q"))
-    chunk_context: "array[int]" = field(default_factory=lambda: array("q"))
-    blocks_free: "array[int]" = field(default_factory=lambda: array("q"))
-    running: "array[int]" = field(default_factory=lambda: array("q"))
-    waiting: "array[int]" = field(default_factory=lambda: array("q"))
+    end_ns: "array[float]" = field(default_factory=lambda: array("d"))
+    measured_ns: "array[float]" = field(default_factory=lambda: array("d"))
+    predicted_ns: "array[float]" = field(default_factory=lambda: array("d"))
+    rows: "array[float]" = field(default_factory=lambda: array("d"))
+    prefill: "array[float]" = field(default_factory=lambda: array("d"))
+    chunk_context: "array[float]" = field(default_factory=lambda: array("d"))
+    blocks_free: "array[float]" = field(default_factory=lambda: array("d"))
+    running: "array[float]" = field(default_factory=lambda: array("d"))
+    waiting: "array[float]" = field(default_factory=lambda: array("d"))
     chunk_step: "array[int]" = field(default_factory=lambda: array("q"))
     chunk_request: "array[int]" = field(default_factory=lambda: array("q"))
-    chunk_tokens: "array[int]" = field(default_factory=lambda: array("q"))
+    chunk_tokens: "array[float]" = field(default_factory=lambda: array("d"))
 
 
 class _Reading:
@@ -413,16 +413,19 @@ class _Reading:
             problems,
         )
 
-    def _blocks_total(self) -> list[tuple[float, int, int]]:
-        """From which time on a replica had how many blocks."""
-        return sorted(
-            (change.t_ns, self._of["replica"].number(change.replica), change.blocks_total)
-            for change in self._replicas
-            if change.blocks_total
-        )
+    def _blocks_total(self) -> dict[int, list[tuple[float, int]]]:
+        """From which time on each replica had how many blocks, in order of time."""
+        found: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        for change in self._replicas:
+            if change.blocks_total:
+                number = self._of["replica"].number(change.replica)
+                found[number].append((change.t_ns, change.blocks_total))
+        return {number: sorted(starts) for number, starts in found.items()}
 
 
-def _steps_of(rows: _StepRows, place: Ints, blocks_total: list[tuple[float, int, int]]) -> Steps:
+def _steps_of(
+    rows: _StepRows, place: Ints, blocks_total: Mapping[int, Sequence[tuple[float, int]]]
+) -> Steps:
     """Steps by time, with their pauses."""
     end_ns = np.array(rows.end_ns, dtype=np.float64)
     replica = np.array(rows.replica, dtype=np.int64)
@@ -432,20 +435,22 @@ def _steps_of(rows: _StepRows, place: Ints, blocks_total: list[tuple[float, int,
     measured_ns = np.array(rows.measured_ns, dtype=np.float64)
     chunk_step = np.array(rows.chunk_step, dtype=np.int64)
     chunk_request = np.array(rows.chunk_request, dtype=np.int64)
-    total = np.zeros(len(end_ns))
-    for since_ns, number, blocks in blocks_total:
-        total[(replica == number) & (end_ns >= since_ns)] = blocks
-    held = np.maximum(0.0, total - np.array(rows.blocks_free, dtype=np.float64))
     running = np.array(rows.running, dtype=np.float64)
     waiting = np.array(rows.waiting, dtype=np.float64)
-
     pause_ns = _pauses(replica, end_ns, measured_ns, running + waiting)
-    for since_ns, number, _ in blocks_total:  # a replica that started did not pause before
-        first = np.flatnonzero((replica == number) & (end_ns >= since_ns))
-        if len(first):
-            pause_ns[first[np.argmin(end_ns[first])]] = 0.0
+    total = np.zeros(len(end_ns))
+    for number, starts in blocks_total.items():
+        mine = np.flatnonzero(replica == number)
+        mine = mine[np.argsort(end_ns[mine], kind="stable")]
+        since_ns, blocks = np.array(starts, dtype=np.float64).T
+        latest = np.searchsorted(since_ns, end_ns[mine], side="right") - 1
+        total[mine] = np.where(latest >= 0, blocks[latest], 0)
+        # A replica that started did not pause before.
+        first = np.searchsorted(end_ns[mine], since_ns)
+        pause_ns[mine[first[first < len(mine)]]] = 0.0
+    held = np.maximum(0.0, total - np.array(rows.blocks_free, dtype=np.float64))
 
-    def sorted_(values: "array[int]") -> Floats:
+    def sorted_(values: "array[float]") -> Floats:
         return np.array(values, dtype=np.float64)[order]
 
     return Steps(
@@ -482,5 +487,5 @@ def _decoded(payload: msgspec.Raw, kind: type[Kind]) -> Kind | None:
     """What a policy record holds, ``None`` where another version wrote it."""
     try:
         return msgspec.msgpack.decode(msgspec.msgpack.decode(payload, type=bytes), type=kind)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None

@@ -13,6 +13,7 @@ from sluice.telemetry.records import AnyRecord, Change
 
 _EMPTY_ARRAY = msgspec.Raw(b"\x90")
 _NIL = msgspec.Raw(b"\xc0")
+_UNDECODABLE = (msgspec.MsgspecError, RecursionError)
 
 
 class Fact(msgspec.Struct, frozen=True, tag_field="kind", gc=False):
@@ -197,17 +198,19 @@ class FactReader:
         """What stands in one frame."""
         try:
             return self._whole.decode(body)
-        except msgspec.ValidationError:
-            return list(self._known(body))
-        except (msgspec.MsgspecError, RecursionError):
+        except _UNDECODABLE:
+            pass  # one of them at least
+        try:
+            return list(self._known(self._raw.decode(body)))
+        except _UNDECODABLE:
             self.skipped += 1
             return []
 
-    def _known(self, body: bytes) -> Iterator[Fact]:
-        for raw in self._raw.decode(body):
+    def _known(self, records: list[msgspec.Raw]) -> Iterator[Fact]:
+        for raw in records:
             try:
                 yield self._one.decode(raw)
-            except msgspec.ValidationError:
+            except _UNDECODABLE:
                 self.skipped += 1
 
 

@@ -25,6 +25,7 @@ _FACTOR_STEP = 0.04
 # A step this much beyond its prediction was stalled: it says nothing of the usual speed.
 _RATIO_MAX = 3.0
 STEPS_MIN = 60
+_BLOCKS_MAX = 1 << 24
 OUTPUT_UNKNOWN = 128.0
 
 
@@ -162,6 +163,7 @@ def _limits(
             for change in journal.replicas
             if change.replica == name and change.blocks_total
         ]
+    starts = [start for start in starts if _is_replica(start[1])]
     starts.sort(key=lambda start: start[0])
     past = [start for start in starts if start[0] <= 0.0]
     later = [start for start in starts if start[0] > 0.0]
@@ -170,6 +172,12 @@ def _limits(
     return tuple(
         start for place, start in enumerate(found) if not place or start[1] != found[place - 1][1]
     )
+
+
+def _is_replica(limits: BatchingLimits) -> bool:
+    """Whether a replica can have these limits: a replay has memory for each of its blocks."""
+    counts = (limits.context_tokens_max, limits.block_size, limits.sequences_max)
+    return 0 < limits.blocks_total <= _BLOCKS_MAX and all(0 < one < 1 << 31 for one in counts)
 
 
 def _away(journal: Journal, name: str, began_ns: float) -> tuple[tuple[float, float], ...]:

@@ -157,7 +157,7 @@ def find_life(reader: JournalReader, name: str) -> Life | None:
     and by the id that its client gave it.
     """
     prefix = next((prefix for prefix in ANSWER_PREFIXES if name.startswith(prefix)), "")
-    names = {name, name.removeprefix(prefix)}
+    names = {name, name.removeprefix(prefix)} - {""}  # what clients gave no id to has none
     found = [
         entry
         for entry in reader.entries(containing=name.removeprefix(prefix))

@@ -123,6 +123,9 @@ class SegmentReader:
     def bodies(self) -> Iterator[bytes]:
         """The frames that are whole as msgpack arrays of records, for who decodes them itself."""
         while (plain := self._next_body()) is not None:
+            if _length_of_array(plain) > FRAME_RECORDS_MAX:
+                self.is_torn = True
+                return
             yield plain
 
     def _read_header(self, name: str) -> SegmentHeader:
