@@ -164,6 +164,8 @@ CODES = (
     Code("cancelled", "503", "The request was cancelled on the server's side.", "Send it again."),
     Code("bodies", "503", "Large bodies being received are over `server.bodies_bytes_max`.",
          "Wait for `Retry-After`."),
+    Code("outcome_not_kept", "503", "`/v1/feedback`: the file of outcomes cannot be written.",
+         "Send it again later; the server's log has the reason."),
     Code("connections", "503", "Too many connections are open.", "Close idle ones."),
     Code("model_not_loaded", "503", "The model could not be used.", "See the server's log."),
     Code("engine_error", "500, 502 or 504", "The engine failed, or no answer was complete within "

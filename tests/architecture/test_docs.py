@@ -98,7 +98,7 @@ def test_every_code_that_a_client_can_get_is_in_the_reference():
     made = set(REFUSAL_REASONS)
     made |= {row.code for row in TABLE.values() if row.code}
     made |= {kind.code for kind in vars(errors).values() if hasattr(kind, "code")}
-    for folder in ("core", "runtime", "server"):
+    for folder in ("core", "runtime", "server", "cluster"):
         for path in (ROOT / "src" / "sluice" / folder).rglob("*.py"):
             found = CODE_PLACES.findall(path.read_text(encoding="utf-8"))
             made |= {name for names in found for name in names if name}

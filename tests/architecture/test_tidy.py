@@ -379,7 +379,49 @@ def test_each_dependency_is_used_and_has_its_reason(root, modules):
     assert set(IMPORTERS) | set(LOADED_BY) == libraries
 
 
+# What they decode comes from our own processes, or is encoded.
+DECODES_ITS_OWN = {"cluster/channel.py", "telemetry/segments.py"}
+
+
+def test_what_cannot_be_decoded_may_be_nested_too_deeply(modules):
+    """The library msgspec raises ``RecursionError`` for that, which is none of its own errors."""
+    found = [
+        f"{module.name}:{line}"
+        for module in modules
+        if module.name not in DECODES_ITS_OWN
+        for line in shallow_excepts(module.tree)
+    ]
+    assert found == []
+
+
+def shallow_excepts(tree: ast.AST) -> Iterator[int]:
+    """Lines of ``try`` that are ready for msgspec's errors in decoding and for no recursion."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try):
+            caught = {
+                part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")
+                for one in node.handlers
+                if one.type is not None
+                for part in ast.walk(one.type)
+            }
+            if caught & {"DecodeError", "MsgspecError"} and "RecursionError" not in caught:
+                yield node.lineno
+
+
 # The checks themselves, on small sources that break each rule.
+
+
+@pytest.mark.parametrize(
+    ("caught", "lines"),
+    [
+        ("msgspec.DecodeError", [1]),
+        ("(OSError, msgspec.MsgspecError)", [1]),
+        ("(msgspec.DecodeError, RecursionError)", []),
+        ("OSError", []),
+    ],
+)
+def test_excepts_without_recursion_are_found(caught, lines):
+    assert list(shallow_excepts(ast.parse(f"try: ...\nexcept {caught}: ..."))) == lines
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from sluice.cluster.auto_route import _REMEMBERED_MAX, AutoRoute, Classifier
 from sluice.cluster.operated import Operated
 from sluice.config.routes import RouteSection
 from sluice.config.sections import ModelSection
-from sluice.core.errors import InvalidRequest
+from sluice.core.errors import InvalidRequest, Overloaded
 from sluice.core.limits import RouteLimits, Way
 from sluice.core.model_routes import Choice, Question, RouteView, Why
 from sluice.runtime.generation import ModelCard, ToldOutcome
@@ -158,6 +158,30 @@ def test_requests_stay_known_by_their_ids_when_settings_are_read_again():
     again.hold(limits, classifier)
     with pytest.raises(InvalidRequest):
         tell(again, ToldOutcome(id="a", ok=1.0))
+
+
+def test_an_outcome_that_cannot_be_written_is_refused_and_logged_once(caplog):
+    class Full(Kept):
+        full = True
+
+        def add(self, prompt: str, weak: float | None, strong: float | None) -> None:
+            if self.full:
+                raise OSError(28, "No space left on device")
+            super().add(prompt, weak, strong)
+
+    kept = Full()
+    route, _, observer = made(lambda _: 0.0, kept)
+    told = ToldOutcome(prompt="secret", weak=1.0)
+    for _ in range(3):
+        with pytest.raises(Overloaded, match="was not kept") as caught:
+            tell(route, told)
+        assert (caught.value.status, caught.value.reason) == (503, "outcome_not_kept")
+    assert len(caplog.records) == 1
+    assert "No space left" in caplog.text
+    assert "secret" not in caplog.text
+    kept.full = False
+    tell(route, told)
+    assert (len(kept.rows), observer.outcomes) == (1, 1)
 
 
 def test_without_a_file_nothing_is_kept_and_that_is_said():

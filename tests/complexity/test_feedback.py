@@ -1,6 +1,8 @@
 """What clients told becomes rows: bounded on disk, complete where one outcome is known."""
 
 import json
+import resource
+import signal
 
 import pytest
 
@@ -50,7 +52,7 @@ def test_a_line_that_was_cut_at_the_end_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", ["{", '{"weak": 1}', '{"prompt": " ", "weak": 1}', '{"prompt": "a"}',
+    "line", ['{"weak": 1}', '{"prompt": " ", "weak": 1}', '{"prompt": "a"}',
              '{"prompt": "a", "weak": 2}', '{"prompt": "a", "weak": "yes"}'],
 )  # fmt: skip
 def test_a_line_that_is_no_outcome_is_told_with_its_place(tmp_path, line):
@@ -58,6 +60,41 @@ def test_a_line_that_is_no_outcome_is_told_with_its_place(tmp_path, line):
     path.write_text(line + "\n" + json.dumps({"prompt": "a", "weak": 1, "strong": 1}) + "\n")
     with pytest.raises(BadOutcomes, match=r"told\.jsonl:1"):
         read_feedback(path)
+
+
+def test_an_outcome_after_a_torn_line_is_kept_and_read(tmp_path):
+    path = tmp_path / "told.jsonl"
+    path.write_text('{"prompt": "a", "weak": 1, "strong": 1}\n{"prompt": "b", "we')
+    OutcomeFile(path, 10_000).add("c", 1.0, 0.0)
+    found = read_feedback(path)
+    assert [one.prompt for one in found.whole] == ["a", "c"]
+    assert found.torn == 1
+
+
+def test_a_file_of_torn_lines_alone_teaches_nothing(tmp_path):
+    path = tmp_path / "told.jsonl"
+    path.write_text("{\n{\n")
+    with pytest.raises(BadOutcomes, match="none of its 2 lines is whole"):
+        read_feedback(path)
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_none_of_it(tmp_path):
+    path = tmp_path / "told.jsonl"
+    file = OutcomeFile(path, 10_000)
+    file.add("a", 1.0, 1.0)
+    held = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(held) + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"space|large"):
+            file.add("b" * 100, 1.0, 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert path.read_bytes() == held
+    file.add("c", 0.0, 0.0)
+    assert [one.prompt for one in read_feedback(path).whole] == ["a", "c"]
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):

@@ -1,5 +1,6 @@
 """A model file holds what was trained, and is refused in words when it is anything else."""
 
+from dataclasses import replace
 from hashlib import sha256
 
 import msgspec
@@ -87,6 +88,13 @@ def test_weights_that_are_not_finite_are_refused():
         pytest.raises(BadModelFile, match="not finite"),
     ):
         unpacked_model(packed_model(classifier(weight=1e9)), "m")
+
+
+def test_thresholds_that_are_not_finite_are_refused():
+    made = classifier()
+    card = replace(made.card, thresholds=(0.1, float("nan")))
+    with pytest.raises(BadModelFile, match="not finite"):
+        unpacked_model(packed_model(replace(made, card=card)), "m")
 
 
 def test_other_files_are_refused(tmp_path):

@@ -154,6 +154,65 @@ def test_a_server_with_keys_asks_for_the_admin_key(chrome):
         assert "no replicas" in seen.text("#replicas")
 
 
+EVIL = '<img src=x onerror="document.title=1">'
+
+
+def hostile_document() -> bytes:
+    """What a server would tell whose every name is markup, or a word of JavaScript's own."""
+    classes = ["constructor", "__proto__", "toString", EVIL]
+    sample = {
+        "t_s": 999.0, "interval_s": 2.0, "arrived": 4, "met": 2, "refused": 2,
+        "classes": {name: [1, 0, 1] for name in classes}, "phases": {EVIL: 1.0},
+        "refusals": {EVIL: 1, "constructor": 1}, "degradations": {"__proto__": 1},
+    }  # fmt: skip
+    replica = {
+        "id": EVIL, "model": EVIL, "state": EVIL, "error": EVIL, "requests": 0, "places": 0,
+        "seats": 1, "losses": 0, "breaker_open": False,
+    }  # fmt: skip
+    slow = {
+        "id": EVIL, "client_id": EVIL, "model": EVIL, "slo_class": EVIL, "tenant": EVIL,
+        "at_s": 998.0, "prompt_tokens": 1, "completion_tokens": 1, "reason": EVIL, "e2e_s": 1.0,
+        "ttft_s": None, "tpot_s": None, "phases": {"decode": 1.0, EVIL: 1.0},
+    }  # fmt: skip
+    refused = {"id": EVIL, "model": EVIL, "at_s": 999.0, "status": 429, "reason": EVIL}
+    change = {"at_s": 998.0, "what": EVIL, "details": {EVIL: EVIL}, "changed": {EVIL: [EVIL, ""]}}
+    targets = [{"slo_class": name, "seconds": {}, "objective": 0.9} for name in classes[:2]]
+    shown = {
+        "version": EVIL, "now_s": 1000, "interval_s": 2, "samples_max": 9, "models": [EVIL],
+        "model": "", "classes": targets, "samples": [sample], "replicas": [replica],
+        "refused": [refused], "slowest": {"e2e": [slow], "ttft": []}, "degraded": [],
+        "changes": [change],
+    }  # fmt: skip
+    return json.dumps(shown).encode()
+
+
+def test_names_are_text_whatever_they_are(chrome):
+    operations = FakeOperations()
+    operations.overview.shown = hostile_document()
+    operations.overview.requests[EVIL] = json.dumps(
+        {
+            "id": EVIL, "phases": [{"phase": EVIL, "start_ns": 0, "duration_ns": 10}],
+            "ttft_ns": None, "ending": None,
+            "decisions": [{"at_ns": 1, "route": EVIL, "model": EVIL, "reason": EVIL}],
+        }
+    ).encode()  # fmt: skip
+    with (
+        served(FakeGateway(), None, None, operations) as running,
+        opened(chrome, f"{running.url}/dashboard") as seen,
+    ):
+        seen.page.wait_for_selector("#link.good")
+        seen.page.click("#slowest tr.pick")
+        seen.page.wait_for_selector("#slowest .fall")
+        assert seen.page.evaluate("document.querySelectorAll('img').length") == 0
+        for place in ("#replicas", "#refused", "#reasons", "#changes", "#slowest", "#classes"):
+            assert "onerror" in seen.text(place), place
+        shares = seen.text("#classes")
+        assert all(f"{name}" in shares for name in ("constructor", "__proto__", "toString"))
+        assert "1 met, 0 missed, 1 refused" in shares
+        assert "constructor refused" in seen.text("#reasons").replace("\n", " ")
+        assert seen.errors == []
+
+
 def test_a_server_that_is_gone_is_said_to_be(chrome):
     with (
         served(FakeGateway(), None, None, FakeOperations()) as running,

@@ -4,6 +4,8 @@ import asyncio
 import os
 import sqlite3
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -233,3 +235,22 @@ def test_files_that_hold_no_text_are_refused_in_words(tmp_path, content, reason)
     path.write_bytes(content)
     with pytest.raises(Unreadable, match=reason):
         read_document(path)
+
+
+def test_what_is_no_regular_file_is_passed_over_without_waiting_for_its_end(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/null"), tmp_path):
+        with pytest.raises(Unreadable, match="no regular file"):
+            read_document(path)
+
+
+@pytest.mark.parametrize(
+    "unit", ["<a ", "<!--", "</", "<!x", "<?", "<![CDATA[", "<script>", '<a b="']
+)
+def test_a_page_whose_tags_never_end_takes_no_longer_than_another(tmp_path, unit):
+    path = tmp_path / "page.html"
+    path.write_text("<title>T</title><p>Before it.</p>" + unit * 200_000 + " after all")
+    began_s = time.process_time()
+    found = read_document(path)
+    assert time.process_time() - began_s < 3
+    assert (found.title, found.passages[0][:10]) == ("T", "Before it.")

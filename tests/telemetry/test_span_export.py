@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Sequence
 
+import pytest
+
 from sluice.telemetry.lives import LIVES_MAX, SETTLE_NS, Lives
 from sluice.telemetry.records import RequestArrived
 from sluice.telemetry.span_export import SpanExport, SpanQueue
@@ -46,6 +48,22 @@ class Rig:
         self.export.finish()
         self.queue.close(5)
         return [one.name for one in self.sender.sent]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_where_the_sender_dies_the_process_ends_instead_of_dropping_all_that_follows():
+    class Dying(FakeSender):
+        def send(self, spans: Sequence[Span]) -> bool:
+            raise SystemExit  # ends the thread without a word
+
+    rig = Rig()
+    rig.queue = SpanQueue(Dying(), 1000)
+    rig.export = SpanExport(rig.queue, 0.0, lambda: rig.now_ns)
+    rig.play(served("b" * 32, outcome="missed"))
+    rig.queue._wake.set()
+    rig.queue._thread.join(5)
+    with pytest.raises(RuntimeError, match="has died"):
+        rig.play(served("c" * 32, outcome="missed"))
 
 
 def test_misses_refusals_failures_and_what_clients_keep_are_kept_and_others_by_share():

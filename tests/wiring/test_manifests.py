@@ -1,5 +1,7 @@
 """Manifests are what Kubernetes takes, belong together, and let pods end as sluice does."""
 
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -215,3 +217,60 @@ def test_what_cannot_be_rendered_is_said(cluster, words):
 def test_replicas_on_ray_are_not_rendered():
     with pytest.raises(ConfigError, match="beside a Ray cluster"):
         rendered(replace(SETTINGS, placement=PlacementSection(kind="ray")))
+
+
+def engine_at(url: str, **more: Any) -> ModelSection:
+    return replace(LARGE, urls=(UpstreamUrl(url),), **more)
+
+
+def test_a_model_whose_name_no_label_can_have_is_rendered():
+    models = {"meta-llama/Llama-3.1-8B": engine_at("http://llama:8000")}
+    for document in rendered(replace(SETTINGS, models=models)):
+        for label in labels_in(document):
+            assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", label), label
+
+
+def labels_in(value: Any, *, inside: bool = False) -> Iterator[str]:
+    """The values of all labels of a document."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from labels_in(one, inside=inside or key in {"labels", "matchLabels"})
+    elif isinstance(value, list):
+        for one in value:
+            yield from labels_in(one, inside=inside)
+    elif inside:
+        yield value
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": "Bad Name"}, "--name: 'Bad Name' cannot be the name"),
+        ({"name": ""}, "--name"),
+        ({"name": "x" * 49}, "up to 48"),
+        ({"namespace": "-a"}, "--namespace"),
+        ({"namespace": "a\nb"}, "--namespace"),
+    ],
+)
+def test_a_name_that_kubernetes_does_not_take_is_told(changes, words):
+    with pytest.raises(ConfigError) as wrong:
+        rendered(cluster=replace(SCALED, **changes))
+    assert words in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ({"a": engine_at("http://x_y:8000")}, "models.a.urls: 'x_y' cannot be the name"),
+        (
+            {"a": engine_at("http://one:8000"), "b": engine_at("http://one:8001")},
+            "models.b.urls: one is the name of models.a too",
+        ),
+        ({"a": engine_at("http://sluice:8000")}, "sluice is the name of the gateway too"),
+        ({"a": engine_at("http://sluice-keda:8000")}, "sluice-keda is the name of the scaler too"),
+    ],
+)
+def test_services_that_cannot_be_or_share_a_name_are_told(models, words):
+    with pytest.raises(ConfigError) as wrong:
+        rendered(replace(SETTINGS, models=models))
+    assert words in str(wrong.value)

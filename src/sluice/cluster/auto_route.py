@@ -16,7 +16,7 @@ from typing import Protocol
 from sluice.cluster.calls import AnyModel
 from sluice.cluster.fleet_driver import FleetDriver
 from sluice.cluster.observer import Observer
-from sluice.core.errors import InvalidRequest
+from sluice.core.errors import InvalidRequest, Overloaded
 from sluice.core.limits import RouteLimits, Way
 from sluice.core.model_routes import Choice, Question, Why
 from sluice.runtime.generation import ModelCard, ToldOutcome
@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 # What becomes of a threshold whose share has moved.
 _FOLLOWS = "it is found anew from them"
 _STAYS = "set share and follow, or find it anew by sluice route threshold"
+_RETRY_AFTER_S = 60.0
 # Requests of which an outcome can be told by their id.
 _REMEMBERED_MAX = 2000
 
@@ -36,6 +37,18 @@ class Outcomes(Protocol):
 
     def add(self, prompt: str, weak: float | None, strong: float | None) -> None:
         """Keep one. Raises ``OSError`` where it cannot be written."""
+
+
+def _not_kept(route: str) -> Overloaded:
+    return Overloaded(
+        f"The outcome was not kept: the file of the route {route} cannot be written; its operator "
+        "finds the reason in the log.",
+        status=503,
+        reason="outcome_not_kept",
+        measured=None,
+        threshold=None,
+        retry_after_s=_RETRY_AFTER_S,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +81,7 @@ class AutoRoute:
         self._models = models
         self._observer = observer
         self._remembered: OrderedDict[str, tuple[str, Way]] = OrderedDict()
-        self._fails = self._drifts = False
+        self._fails = self._drifts = self._unwritten = False
 
     def hold(self, limits: RouteLimits, classifier: Classifier) -> None:
         """Go by other limits and another classifier; requests stay known by their ids."""
@@ -145,8 +158,19 @@ class AutoRoute:
             if outcome.ok is not None:
                 weak, strong = (outcome.ok, None) if way is Way.SIMPLE else (None, outcome.ok)
         prompt = self._classifier.read(prompt)
-        await asyncio.to_thread(self._classifier.outcomes.add, prompt, weak, strong)
+        try:
+            await asyncio.to_thread(self._classifier.outcomes.add, prompt, weak, strong)
+        except OSError as error:
+            self._tell_unwritten(error)
+            raise _not_kept(self.limits.route) from error
+        self._unwritten = False
         self._observer.outcome_told(self.limits.route)
+
+    def _tell_unwritten(self, error: OSError) -> None:
+        """Warn once until it works again: clients could fill the log."""
+        if not self._unwritten:
+            self._unwritten = True
+            _log.warning("outcomes of route %s cannot be kept: %s", self.limits.route, error)
 
     def _tell_drift(self) -> None:
         """Warn once when the share of the complex model has moved, and say when it is back."""

@@ -116,5 +116,5 @@ def _value(raw: Any) -> Any:
     """A member decoded; ``None`` where it is absent or cannot be."""
     try:
         return None if raw is None else msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -25,10 +25,14 @@ class _Row(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """Rows of which both outcomes are known, and those of which one is."""
+    """Rows of which both outcomes are known, and those of which one is.
+
+    ``torn`` lines were cut short when a server was stopped or its disk was full.
+    """
 
     whole: Sequence[Outcome]
     halves: Sequence[_Row]
+    torn: int = 0
 
 
 _decode = msgspec.json.Decoder(_Row).decode
@@ -50,13 +54,15 @@ def read_feedback(path: Path) -> Feedback:
         raise BadOutcomes(f"{path} has no outcomes")
     whole: list[Outcome] = []
     halves: list[_Row] = []
-    for place, (file, number, line) in enumerate(lines, 1):
+    torn = 0
+    for file, number, line in lines:
         try:
             row = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            if place == len(lines):
-                break  # the server was stopped while it wrote
+        except (msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
             raise BadOutcomes(f"{file}:{number}: {error}") from None
+        except msgspec.DecodeError:
+            torn += 1
+            continue
         values = [value for value in (row.weak, row.strong) if value is not None]
         if not row.prompt.strip() or not values or not all(0 <= one <= 1 for one in values):
             raise BadOutcomes(f"{file}:{number}: needs a prompt and outcomes from 0 to 1")
@@ -65,7 +71,9 @@ def read_feedback(path: Path) -> Feedback:
             whole.append(Outcome(question, "", row.prompt, row.weak, row.strong))
         else:
             halves.append(row)
-    return Feedback(whole, halves)
+    if not whole and not halves:
+        raise BadOutcomes(f"{path} has no outcomes: none of its {torn} lines is whole")
+    return Feedback(whole, halves, torn)
 
 
 def completed(halves: Sequence[_Row], known: Sequence[Outcome]) -> list[Outcome]:

@@ -47,6 +47,8 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def write_model(classifier: Classifier, path: Path) -> int:
     """Write a file in one piece, or leave what was there; returns its bytes. Raises ``OSError``."""
     packed = packed_model(classifier)
+    if path.exists() and not path.is_file():  # a device stays one
+        return path.write_bytes(packed)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         beside.write_bytes(packed)
@@ -58,6 +60,8 @@ def write_model(classifier: Classifier, path: Path) -> int:
 
 def read_model(path: Path) -> Classifier:
     """The classifier of a file. Raises ``BadModelFile``."""
+    if path.exists() and not path.is_file():
+        raise BadModelFile(f"{path} is no regular file")  # reading a pipe might never end
     try:
         with path.open("rb") as file:
             packed = file.read(FILE_BYTES_MAX + 1)
@@ -119,7 +123,7 @@ def unpacked_model(packed: bytes, name: str) -> Classifier:
     arrays_at = _FRAME_BYTES + int.from_bytes(packed[12:16], "little")
     try:
         header = msgspec.msgpack.decode(body[_FRAME_BYTES:arrays_at], type=_Header)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadModelFile(f"{name} has a header that cannot be read: {error}") from None
     if (header.families, header.shapes) != (
         FAMILIES,
@@ -142,8 +146,9 @@ def _classifier(header: _Header, arrays: bytes, name: str) -> Classifier:
         (weights, shape, low, high, (header.bias, header.slope, header.offset))
     )
     words = np.unpackbits(np.frombuffer(parts[5], np.uint8)).astype(bool)
-    if not np.isfinite(numbers).all():
-        raise BadModelFile(f"{name} has weights that are not finite")
+    bounds = np.array((header.familiar_share_min, *header.card.thresholds))
+    if not (np.isfinite(numbers).all() and np.isfinite(bounds).all()):
+        raise BadModelFile(f"{name} has weights or thresholds that are not finite")
     return Classifier(
         linear=Linear(weights.reshape(header.families, -1), shape, low, high, header.bias),
         slope=header.slope,

@@ -5,14 +5,16 @@ half of its size, it becomes the one before, which replaces an older one. Nothin
 about what an outcome means.
 """
 
+import errno
 import os
+from io import FileIO
 from pathlib import Path
 from threading import Lock
 
 import msgspec
 
 _encode = msgspec.json.encode
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT
 
 
 class OutcomeFile:
@@ -37,8 +39,21 @@ class OutcomeFile:
             if held and held + len(line) > self._bytes_max // 2:
                 self._path.replace(before(self._path))
             # It holds prompts, which are nobody else's to read.
-            with os.fdopen(os.open(self._path, _FLAGS, 0o600), "ab") as file:
-                file.write(line)
+            with os.fdopen(os.open(self._path, _FLAGS, 0o600), "r+b", buffering=0) as file:
+                _append(file, line)
+
+
+def _append(file: FileIO, line: bytes) -> None:
+    """Add a whole line, or leave the file as it was: a disk may fill up in the middle of one."""
+    end = file.seek(0, os.SEEK_END)
+    if end:
+        file.seek(end - 1)
+        if file.read(1) != b"\n":  # a server was killed in the middle of a line
+            line = b"\n" + line
+    written = file.write(line)
+    if written != len(line):
+        file.truncate(end)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def before(path: Path) -> Path:

@@ -13,6 +13,7 @@ prompts that are no text) is counted by ``reviewed``.
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def read_outcomes(path: Path, pair: tuple[str, str] | None = None) -> list[Outco
                 where = f"{path}:{number}"
                 if not _number(row.get("contaminated", 0), "contaminated", where):
                     found.append(_outcome(row, pair, where))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         words = getattr(error, "strerror", None) or str(error)
         raise BadOutcomes(f"cannot read {path}: {words}") from None
     except UnicodeDecodeError:
@@ -146,7 +147,7 @@ def _objects(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Mapping[st
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadOutcomes(f"{path}:{number}: not a JSON object: {error}") from None
         if not isinstance(row, dict):
             raise BadOutcomes(f"{path}:{number}: not a JSON object")
@@ -219,7 +220,7 @@ def _number(value: object, name: str, where: str) -> float:
             found = _WORDS[word] if word in _WORDS else float(word)
         except ValueError:
             found = None
-    elif isinstance(value, bool | int | float):
+    elif isinstance(value, bool | int | float) and -1 <= value <= 2:  # no integer beyond a float
         found = float(value)
     if found is None or not 0.0 <= found <= 1.0:
         raise BadOutcomes(f"{where}: {name} must be 0 to 1, true or false, not {value!r:.60}")

@@ -169,7 +169,7 @@ class StreamReader:
         """
         try:
             seen = _decode_event(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         choices = seen.choices
         if choices is None or len(choices) != 1 or seen.error is not _NO_RAW:
@@ -203,7 +203,7 @@ class StreamReader:
             return self._done(event)
         try:
             seen = _decode_event(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.ended = True
             return (self._garbage(f"an event is no JSON of an answer: {error}"),)
         kind = kind or seen.type or ""
@@ -304,7 +304,7 @@ def read_whole(source: Source, body: bytes) -> tuple[Chunk | UpstreamError, Engi
         seen = _decode_event(body)
     except msgspec.ValidationError:
         return Chunk(body, last=True), times  # JSON of another shape; not ours to judge
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Garbage(source.name, f"the answer is not JSON: {error}"), times
     if fault := _fault_in(source, seen, "", body, 0):
         return fault, times
@@ -367,7 +367,7 @@ def _usage_of(raw: bytes) -> UpstreamUsage | None:
         return None
     try:
         usage = _decode_usage(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
     output = usage.completion_tokens

@@ -45,7 +45,7 @@ def read_facts(bodies: Sequence[bytes]) -> EngineFacts:
     for body in bodies:
         try:
             told = msgspec.json.decode(body, type=_Told)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         for model in told.models or ():
             models = (*models, model.id)

@@ -61,7 +61,7 @@ def fault_of_error(source: Source, payload: bytes, error: bytes, tokens: int) ->
     """
     try:
         fields = msgspec.json.decode(error)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         fields = None
     status, message = 500, "an error without a message"
     if isinstance(fields, str):

@@ -17,6 +17,10 @@ _PARAGRAPH = re.compile(r"\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.!?。！？])\s+|(?<=[。！？])")
 _HTML_SUFFIXES = frozenset({".html", ".htm", ".xhtml"})
 _TITLE_CHARS_MAX = 120
+# What follows a tag or comment that never ends is looked at anew for each "<" in it when the parser
+# is closed: of more than this its text is taken as it stands.
+_UNCLOSED_CHARS_MAX = 4096
+_TAG = re.compile(r"<[^<>]*>")
 
 
 class Unreadable(Exception):
@@ -49,10 +53,14 @@ def read_document(path: Path) -> Document:
         path.as_posix().encode()
     except UnicodeEncodeError:
         raise Unreadable("has a name that is not UTF-8") from None
-    if path.stat().st_size > FILE_BYTES_MAX:
+    if not path.is_file():
+        raise Unreadable("is no regular file")  # a device has no end, and a pipe may have no start
+    with path.open("rb") as file:
+        content = file.read(FILE_BYTES_MAX + 1)
+    if len(content) > FILE_BYTES_MAX:
         raise Unreadable(f"has more than {FILE_BYTES_MAX // 1024**2} MiB")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Unreadable(f"is not UTF-8 text (byte {error.start})") from None
     if "\0" in text:
@@ -105,7 +113,10 @@ def _text_of_html(page: str) -> tuple[str, str]:
     """Title and visible text of a page; blocks become paragraphs."""
     reader = _HtmlText()
     reader.feed(page)
-    reader.close()
+    if len(reader.rawdata) <= _UNCLOSED_CHARS_MAX:
+        reader.close()
+    else:
+        reader.handle_data(_TAG.sub(" ", reader.rawdata))
     return " ".join("".join(reader.title).split())[:_TITLE_CHARS_MAX], "".join(reader.text)
 
 

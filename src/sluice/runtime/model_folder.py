@@ -219,5 +219,5 @@ def _decode(path: Path, kind: type[T]) -> T:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelLoadError(f"{path} does not hold what is expected: {error}") from error

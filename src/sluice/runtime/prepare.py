@@ -172,7 +172,7 @@ def _source_sha256(source: Path, cache: Path, progress: Progress) -> str:
     memory = cache / "hashes" / (hashlib.sha256(os.fsencode(path)).hexdigest()[:32] + ".json")
     try:
         known = msgspec.json.decode(memory.read_bytes(), type=_Hashed)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, RecursionError):
         pass  # not hashed before, or half written
     else:
         if (known.path, known.size, known.mtime_ns) == (str(path), stat.st_size, stat.st_mtime_ns):

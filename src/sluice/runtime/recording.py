@@ -179,7 +179,7 @@ def read_entry(entry: Entry) -> Recorded:
         raise ValueError(f"an entry of the unknown kind {entry.name}")
     try:
         return msgspec.msgpack.decode(entry.payload, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"an entry of kind {entry.name} cannot be read: {error}") from None
 
 

@@ -15,7 +15,7 @@ from sluice.server.ports import Gateway, Operations, OperatorEvent
 from sluice.server.problems import settings_refused, unknown_path
 from sluice.server.sse import encode_json
 from sluice.server.stamp import Stamp
-from sluice.server.wire import Json
+from sluice.server.wire import Json, decode
 
 REPLICAS_PREFIX = b"/admin/replicas/"
 
@@ -80,14 +80,18 @@ async def note_event(
     await exchange.reply(200, encode_json({"noted": event.what}))
 
 
+_EVENT = msgspec.json.Decoder(_Event)
+
+
 def _event_read(body: bytes) -> _Event:
     try:
-        return msgspec.json.decode(body, type=_Event)
-    except msgspec.MsgspecError as error:
+        return decode(_EVENT, body)
+    except InvalidRequest as error:
         raise InvalidRequest(
             'Send {"what": "rollout", "details": {"engine": "vllm 0.33"}}: a name of up to 64 '
             "lower-case letters, digits and any of _.- and, if wanted, up to 32 texts of up to 256 "
-            f"characters by name. {error}"
+            f"characters by name. {error.message}",
+            param=error.param,
         ) from None
 
 

@@ -329,6 +329,6 @@ def _member(members: Members, name: str, kind: type) -> Any:
         return None
     try:
         value = _value_of(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # for the engine to find wrong
     return value if type(value) is kind else None

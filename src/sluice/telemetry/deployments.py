@@ -52,7 +52,7 @@ def last_deployment(folder: Path) -> dict[str, str] | None:
     """The settings that were kept last, ``None`` where there are none that can be read."""
     try:
         return msgspec.json.decode((folder / _FILE).read_bytes(), type=dict[str, str])
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
 
 

@@ -76,7 +76,13 @@ class SpanQueue:
         self._thread.start()
 
     def put(self, spans: Iterable[Span]) -> None:
-        """Let spans be sent; those that find no room are dropped. Never blocks."""
+        """Let spans be sent; those that find no room are dropped. Never blocks.
+
+        Raises ``RuntimeError`` where the thread that sends them has died: its process is to end
+        then, and to be started again.
+        """
+        if not self._stopping and not self._thread.is_alive():
+            raise RuntimeError("the thread that sends spans has died")
         for span in spans:
             if len(self._waiting) >= self._spans_max:
                 self.dropped += 1

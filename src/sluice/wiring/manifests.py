@@ -6,6 +6,7 @@ in: keys come from a Secret that the operator makes. Engines are those of remote
 address is the bare name of a Service; addresses elsewhere are left to who runs them.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,11 @@ _ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("-hf", "{model}", "--host", _ALL, "--port", "{port}", "--metrics"),
     ),
 }  # fmt: skip
+
+
+# Names that hold for objects of any kind, with what is added to them.
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
+_NAMED_BY = "up to 48 lower-case letters, digits and -, a letter first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,17 @@ def _check(settings: Settings, cluster: Cluster, engines: Mapping[str, tuple[str
         for model in cluster.engine_images
         if model not in engines
     ]
+    for option, name in (("--name", cluster.name), ("--namespace", cluster.namespace)):
+        if not _NAME.fullmatch(name):
+            problems.append(f"{option}: {name!r} cannot be the name of an object: {_NAMED_BY}")
+    ours = {cluster.name: "the gateway", f"{cluster.name}-keda": "the scaler"}
+    for model, (service, _) in engines.items():
+        here = f"models.{model}.urls"
+        if not _NAME.fullmatch(service):
+            problems.append(f"{here}: {service!r} cannot be the name of a Service: {_NAMED_BY}")
+        elif service in ours:
+            problems.append(f"{here}: {service} is the name of {ours[service]} too; use another")
+        ours.setdefault(service, f"models.{model}")
     if settings.placement.kind == "ray":
         problems.append(
             "placement.kind: on Kubernetes replicas run in the gateway's pod or as engines of "
@@ -202,7 +219,7 @@ def _engine(
         "containers": [container],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
-    role = f"engine-{model}"
+    role = f"engine-{service}"  # models have names that no label can have
     count = None if scales(section) else section.replicas.min
     yield _deployment(service, role, pod, cluster, replicas=count)
     ports = [{"name": "http", "port": port, "targetPort": "http"}]

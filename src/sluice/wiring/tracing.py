@@ -52,10 +52,13 @@ class Tracing:
         retry_s = _RETRY_S_MIN
         since_ns = wall_ns()
         while self._section.endpoint is not None:
-            self._process = await self._start(since_ns)
             counted_before = self._told.exported
-            await self._listen(self._process)
-            await self._process.wait()
+            try:
+                self._process = await self._start(since_ns)
+                await self._listen(self._process)
+                await self._process.wait()
+            except OSError as error:  # no process, memory or file descriptor was to be had
+                _log.warning("the export of spans cannot be started: %s", error)
             was_good = self._told.exported > counted_before
             retry_s = _RETRY_S_MIN if was_good else min(2 * retry_s, _RETRY_S_MAX)
             self._before, self._told = self.counted, Counted()

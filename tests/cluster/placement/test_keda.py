@@ -150,3 +150,20 @@ def test_wanted_numbers_are_read_from_metrics():
     assert read_desired(page) == {"large": 3.0, "small": 0.0}
     with pytest.raises(DesiredUnknown):
         read_desired("sluice_requests_running 1\n")
+
+
+@pytest.mark.parametrize("value", ["nan", "+Inf", "-1", "soon", "1e300", ""])
+def test_what_is_no_number_of_replicas_is_not_passed_on(value):
+    page = (
+        f'sluice_replicas_wanted{{model="a"}} 1.0\nsluice_replicas_wanted{{model="b"}} {value} \n'
+    )
+    if value:
+        with pytest.raises(DesiredUnknown, match="no number"):
+            read_desired(page)
+    else:
+        assert read_desired(page) == {"a": 1.0}
+
+
+def test_a_page_that_was_cut_in_the_middle_of_a_number_tells_no_smaller_one():
+    with pytest.raises(DesiredUnknown):
+        read_desired('sluice_replicas_wanted{model="a"} 1')

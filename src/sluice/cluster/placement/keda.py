@@ -29,6 +29,7 @@ _TARGET = 1
 _PUSH_S = 1.0
 _FETCH_S_MAX = 2.0
 _PAGE_BYTES_MAX = 8 << 20
+_WANTED_MAX = 1_000_000
 
 _F = descriptor_pb2.FieldDescriptorProto
 _TEXT, _FLAG, _WHOLE, _REAL = _F.TYPE_STRING, _F.TYPE_BOOL, _F.TYPE_INT64, _F.TYPE_DOUBLE
@@ -57,21 +58,34 @@ class DesiredUnknown(Exception):
 
 def read_desired(page: str) -> Mapping[str, float]:
     """The wanted numbers in a page of metrics, by model. Raises ``DesiredUnknown`` without any."""
-    found = re.findall(rf'^{METRIC}{{[^}}]*model="([^"]+)"[^}}]*}}\s+(\S+)', page, re.MULTILINE)
+    # A line that has no end was cut, perhaps in the middle of its number.
+    line = rf'^{METRIC}{{[^}}\n]*model="([^"\n]+)"[^}}\n]*}}[ \t]+([^\s]+)[^\n]*\n'
+    found = re.findall(line, page, re.MULTILINE)
     if not found:
         raise DesiredUnknown(
             f"the page has no {METRIC}: is it a gateway of sluice, and has a model replicas.max?"
         )
-    return {model: float(value) for model, value in found}
+    return {model: _count(value) for model, value in found}
+
+
+def _count(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= _WANTED_MAX:
+        raise DesiredUnknown(f"the page has a {METRIC} of {text[:40]}, which is no number of them")
+    return value
 
 
 def desired_of(url: str, key: str | None) -> Desired:
     """Reads the metrics of the gateway at ``url``, with its API key where it asks for one."""
     page = f"{url.rstrip('/')}/metrics"
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
 
     def fetch() -> str:
-        request = urllib.request.Request(page, headers=headers)  # noqa: S310 - the operator's own
+        request = urllib.request.Request(page)  # noqa: S310 - the operator's own
+        if key is not None:  # for the gateway alone, wherever it points to
+            request.add_unredirected_header("authorization", f"Bearer {key}")
         try:
             with urllib.request.urlopen(request, timeout=_FETCH_S_MAX) as reply:  # noqa: S310 - as above
                 return str(reply.read(_PAGE_BYTES_MAX).decode(errors="replace"))

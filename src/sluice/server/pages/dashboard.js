@@ -92,6 +92,8 @@ const charts = [
 
 // ---- what stands now
 
+// An object whose keys are names that users chose: "constructor" is one of them, and nothing else.
+const named = () => Object.create(null);
 function total(samples, name) {
   return samples.reduce((sum, one) => sum + (one[name] ?? 0), 0);
 }
@@ -133,13 +135,13 @@ function showTiles(all) {
   );
 }
 function showClasses(samples) {
-  const sums = {};
+  const sums = named();
   for (const one of samples) {
     for (const [name, counts] of Object.entries(one.classes ?? {})) {
       sums[name] = (sums[name] ?? [0, 0, 0]).map((sum, n) => sum + counts[n]);
     }
   }
-  const objectives = Object.fromEntries(state.classes.map((one) => [one.slo_class, one.objective]));
+  const objectives = Object.assign(named(), Object.fromEntries(state.classes.map((one) => [one.slo_class, one.objective])));
   const names = [...new Set([...state.classes.map((one) => one.slo_class), ...Object.keys(sums)])];
   byId("classes").replaceChildren(...names.map((name) => {
     const [met, missed, refused] = sums[name] ?? [0, 0, 0];
@@ -250,7 +252,7 @@ async function pick(id) {
 }
 function showReasons(samples) {
   const sum = (name) => {
-    const sums = {};
+    const sums = named();
     for (const one of samples) for (const [key, count] of Object.entries(one[name] ?? {})) sums[key] = (sums[key] ?? 0) + count;
     return Object.entries(sums);
   };
