@@ -43,3 +43,13 @@ def test_ticks_are_a_handful_of_round_values_up_to_the_largest(largest):
 
 def test_an_axis_without_extent_has_one_tick():
     assert ticks(0.0) == [0.0]
+
+
+def test_what_is_never_reached_is_left_out_and_the_rest_is_drawn():
+    inf, nan = float("inf"), float("nan")
+    marks = (Mark("x", inf, "rate", 1.0, inf), Mark("y", nan, "target"))
+    svg = lines(Axes("t", "x", "y"), {"a": [(1.0, 2.0), (2.0, inf), (nan, 1.0)]}, marks)
+    assert sum(each.tag.endswith("circle") for each in ET.fromstring(svg).iter()) == 1
+    assert "nan" not in svg
+    assert "inf" not in svg
+    assert ET.fromstring(lines(Axes("t", "x", "y"), {"a": [(inf, inf)]})) is not None

@@ -71,7 +71,7 @@ def test_score_shows_the_card(folder, capsys):
 
 
 def test_score_reads_standard_input(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("What is 2 + 2?"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What is 2 + 2?")))
     _, piped = answered(capsys, "score")
     _, given = answered(capsys, "score", "What is 2 + 2?")
     assert piped == given

@@ -1,6 +1,11 @@
 """``sluice top`` shows what the dashboard is told, and says what is wrong where it cannot."""
 
 import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from rich.console import Console
@@ -109,3 +114,94 @@ def test_what_the_server_refuses_is_told_with_what_to_do(server, capsys, argumen
 def test_no_server_is_said_to_be_none(capsys, url):
     assert run(["top", url, "--once"]) == 2
     assert "server" in capsys.readouterr().err
+
+
+BRACKETS = "[/] [bold]m[/red] [link=http://x]"
+
+
+def test_brackets_in_names_and_errors_are_shown_as_they_are(serve_document, capsys):
+    replica = {**REPLICA, "id": BRACKETS, "error": BRACKETS}
+    slow = {**SLOW, "client_id": BRACKETS, "e2e_s": 0.0}
+    shown = {**DOCUMENT, "replicas": [replica], "slowest": {"e2e": [slow], "ttft": []}}
+    assert run(["top", serve_document(json.dumps(shown).encode()), "--once"]) == 0
+    assert capsys.readouterr().out.count(BRACKETS) >= 2
+
+
+@pytest.mark.parametrize(
+    "answer", [b"[]", b"7", b"{}", b'{"samples": []}', b"<html>", b"\xff", b"[" * 100_000]
+)
+def test_an_answer_of_another_server_is_no_dashboard(serve_document, capsys, answer):
+    assert run(["top", serve_document(answer), "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert "no sluice server answers" in told["error"]
+
+
+@pytest.fixture
+def serve_document():
+    """Start a server whose dashboard has this document."""
+    with ExitStack() as stack:
+
+        def start(document: bytes) -> str:
+            operations = FakeOperations()
+            operations.overview.shown = document
+            section = ServerSection(listen="127.0.0.1:0")
+            return stack.enter_context(served(FakeGateway(), section, None, operations)).url
+
+        yield start
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:abc", "http://a b", "http://[::1", "http://"])
+def test_what_is_no_address_is_told(capsys, url):
+    assert run(["top", url, "--once"]) == 2
+    assert "server" in capsys.readouterr().err
+
+
+def test_a_server_that_speaks_something_else_is_told(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            client, _ = listener.accept()
+            client.sendall(b"SSH-2.0-x\r\n")
+            client.close()
+
+        greeting = threading.Thread(target=greet)
+        greeting.start()
+        assert run(["top", f"http://127.0.0.1:{listener.getsockname()[1]}", "--once"]) == 2
+        greeting.join()
+    assert "no sluice server answers" in capsys.readouterr().err
+
+
+class Redirecting(BaseHTTPRequestHandler):
+    """Points to ``elsewhere``, which notes what it is sent."""
+
+    elsewhere = ""
+    seen: list[str | None]
+
+    def do_GET(self) -> None:
+        self.seen.append(self.headers["authorization"])
+        self.send_response(302 if self.elsewhere else 404)
+        self.send_header("location", self.elsewhere)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def redirecting(elsewhere: str) -> Iterator[tuple[str, list[str | None]]]:
+    """A server that points elsewhere, and the keys that it saw."""
+    seen: list[str | None] = []
+    answers = type("Answers", (Redirecting,), {"elsewhere": elsewhere, "seen": seen})
+    with ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", seen
+        server.shutdown()
+        thread.join()
+
+
+def test_the_admin_key_is_for_the_server_alone(capsys):
+    with redirecting("") as (other, stolen), redirecting(f"{other}/x") as (url, seen):
+        assert run(["top", url, "--key", "boss", "--once"]) == 2
+    assert (seen, stolen) == (["Bearer boss"], [None])

@@ -4,6 +4,7 @@ import pytest
 
 from sluice.loadtest.connection import Call
 from sluice.loadtest.measures import per_token, percentiles, weighted_percentiles
+from sluice.loadtest.reading import reason_in
 from sluice.loadtest.trial import Ending
 from sluice.testing.engine_answers import DONE, delta, event
 from tests.loadtest.rig import asks_at
@@ -102,3 +103,25 @@ def test_tool_calls_are_output():
     call = [{"index": 0, "function": {"name": "f", "arguments": "{"}}]
     one = outcome_of([(50, delta({"tool_calls": call})), (60, delta({}, "tool_calls")), (60, DONE)])
     assert (one.chunks, one.first_s) == (1, pytest.approx(0.05))
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b'{"usage": {"prompt_tokens": -5, "completion_tokens": 1}}',
+        b'{"usage": {"prompt_tokens": 1, "completion_tokens": 18446744073709551615}}',
+        b'{"x": ' + b"[" * 100_000,
+        b'{"error": ' + b"[" * 100_000,
+    ],
+    ids=lambda hostile: repr(hostile[:40]),
+)
+def test_what_no_server_can_mean_ends_the_answer_as_garbage(hostile):
+    found = outcome_of(
+        [(10, delta({"content": "a"})), (20, b"data: " + hostile + b"\n\n"), (30, DONE)]
+    )
+    assert found.ending is Ending.GARBAGE
+    assert found.output_tokens is None
+
+
+def test_an_error_body_of_any_depth_has_a_reason():
+    assert reason_in(b"[" * 100_000).startswith("[[[")

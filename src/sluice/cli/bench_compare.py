@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from sluice.cli.console import plain_console
 from sluice.cli.options import BadInput, json_option, print_json
 from sluice.loadtest.compare import Change, Verdict, changes
 
@@ -53,7 +53,7 @@ def compare(*, before: Path, after: tuple[Path, ...], as_json: bool) -> None:
     for path in after:
         try:
             rows = changes(first, _read(path))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
             raise BadInput(f"{before} or {path} is no result of sluice bench: {error}") from None
         if not rows:
             raise BadInput(
@@ -74,12 +74,12 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is no JSON document of sluice bench: {error}") from None
 
 
 def _print(found: Sequence[_Compared]) -> None:
-    console = Console()
+    console = plain_console()
     for one in found:
         table = Table("load", "measure", "before", "after", "change", "interval", "")
         for row in one.changes:
@@ -87,5 +87,5 @@ def _print(found: Sequence[_Compared]) -> None:
                 row.load, row.measure, f"{row.before:.4g}", f"{row.after:.4g}",
                 f"{row.change:+.1%}", f"{row.low:+.1%} to {row.high:+.1%}", row.verdict.value,
             )  # fmt: skip
-        console.print(f"{one.before} and {one.after}", highlight=False)
+        console.print(f"{one.before} and {one.after}")
         console.print(table)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from sluice.cli.options import WHOLE
 from sluice.cli.simulate_workload import workload_wanted
 from sluice.config.load import variable
 from sluice.config.units import parse_duration_s
@@ -43,7 +44,9 @@ _TARGET_OPTIONS = (
     click.option(
         "--no-stream", is_flag=True, help="Ask for whole answers; then only e2e is known."
     ),
-    click.option("--choices", type=int, default=1, show_default=True, help="Answers per request."),
+    click.option(
+        "--choices", type=WHOLE, default=1, show_default=True, help="Answers per request."
+    ),
     click.option(
         "--body",
         "members",
@@ -92,7 +95,7 @@ _WORKLOAD_OPTIONS = (
         "ramp:to=20,over=300 (seconds). Default: poisson."),
     click.option("--turns", type=float, help="Mean requests of a conversation. Default: 1."),
     click.option("--think", metavar="DURATION", help="Mean time between them. Default: 30s."),
-    click.option("--system", type=int, help="Tokens that all prompts begin with."),
+    click.option("--system", type=WHOLE, help="Tokens that all prompts begin with."),
     click.option("--class", "classes", multiple=True, metavar="NAME=WEIGHT", help="SLO classes."),
     click.option("--tenant", "tenants", multiple=True, metavar="NAME=WEIGHT", help="Tenants."),
     click.option("--column", "columns", multiple=True, metavar="ROLE=NAME",
@@ -104,7 +107,7 @@ _WORKLOAD_OPTIONS = (
         default=CachePolicy.COLD.value, show_default=True,
         help="What the prefix cache knows: nothing, all prompts, or whatever it holds.",
     ),
-    click.option("--seed", type=int, default=1, show_default=True, help="Decides what is drawn."),
+    click.option("--seed", type=WHOLE, default=1, show_default=True, help="Decides what is drawn."),
 )  # fmt: skip
 _TARGETS = (
     click.option("--ttft", metavar="DURATION", help='Target for the first token, as "1s".'),
@@ -159,12 +162,16 @@ def _key(name: str) -> str:
     return value
 
 
+def _no_number(word: str) -> float:
+    raise ValueError(f"JSON has no {word}")
+
+
 def _member(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     try:
         if equals and name:
-            return name, json.loads(value)
-    except ValueError:
+            return name, json.loads(value, parse_constant=_no_number)
+    except (ValueError, RecursionError):
         pass
     raise CannotMeasure(f'--body {text!r} is not NAME=JSON, as min_tokens=64 or user="me"')
 
@@ -241,6 +248,15 @@ def _workload(asked: Mapping[str, Any]) -> Scaled:
     return workload
 
 
+def _tokens(text: str, key: str, given: str | float) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        raise CannotMeasure(
+            f"--{ADVERSARY} {text!r}: {key} must be a number of tokens, not {given!r}"
+        ) from None
+
+
 def _addition(name: str, text: str, workload: Scaled) -> Addition:
     """What ``--spike`` or ``--adversary`` says."""
     known = ("rate", "from", "for", "input", "output") if name == ADVERSARY else (
@@ -256,11 +272,11 @@ def _addition(name: str, text: str, workload: Scaled) -> Addition:
         raise CannotMeasure(f"--{name} {text!r} has no rate=")
     (rate_rps,) = numbers_wanted(f"--{name} rate", [values["rate"]])
     if name == ADVERSARY:
-        sizes = {
-            "prompt": float(values.get("input", INPUT_TOKENS)),
-            "output": float(values.get("output", OUTPUT_TOKENS)),
-        }
-        workload = Synthetic(1.0, lengths_of(sizes["prompt"], sizes["output"]))
+        prompt, output = (
+            _tokens(text, key, values.get(key, usual))
+            for key, usual in (("input", INPUT_TOKENS), ("output", OUTPUT_TOKENS))
+        )
+        workload = Synthetic(1.0, lengths_of(prompt, output))
     return Addition(
         name,
         workload,

@@ -14,6 +14,7 @@ import click
 
 from sluice.cli.bench_page import page
 from sluice.cli.bench_report import markdown
+from sluice.cli.page import write_whole
 from sluice.loadtest.rows import RowsFile
 from sluice.loadtest.trial import CannotMeasure, TrialOutcome
 
@@ -88,13 +89,3 @@ def outputs_wanted(asked: Mapping[str, Any]) -> Outputs:
 
 def _write(path: Path, text: Callable[[], str]) -> None:
     write_whole(path, text())
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all. Raises ``OSError``."""
-    part = path.with_name(f".{path.name}.partial")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -5,9 +5,9 @@ from types import TracebackType
 from typing import Self
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from sluice.cli.console import plain_console
 from sluice.loadtest.trial import Progress as Standing
 from sluice.loadtest.trial import TrialPlan, Watch
 
@@ -16,12 +16,12 @@ class BenchProgress:
     """Tells of one trial after the other."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = plain_console(stderr=True)
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[standing]}"),
+            TextColumn("{task.fields[standing]}", markup=False),
         )
         self._bars = Progress(
             *columns, console=self._console, transient=True, disable=not self._console.is_terminal
@@ -39,7 +39,7 @@ class BenchProgress:
     def say(self, words: str) -> None:
         """One line that stays."""
         if self._console.is_terminal:
-            self._bars.console.print(words, highlight=False, soft_wrap=True)
+            self._bars.console.print(words, soft_wrap=True)
         else:
             click.echo(words, err=True)
 

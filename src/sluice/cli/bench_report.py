@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from sluice.cli.bench_search_report import search_rows
+from sluice.cli.console import plain_console
 
 Json = Mapping[str, Any]
 _LATENCIES = (
@@ -111,7 +111,7 @@ def _whole(value_s: float) -> str:
 
 def print_result(result: Json) -> None:
     """All of it on the terminal."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console(soft_wrap=True)
     if not console.is_terminal:
         console.width = _FILE_COLUMNS
     for note in result["notes"]:
@@ -126,7 +126,7 @@ def print_result(result: Json) -> None:
         console.print(_overview(trials))
         return
     trial = trials[0]
-    console.print(f"[bold]{headline(trial)}[/bold]")
+    console.print(headline(trial), style="bold")
     for name, words in rows_of(trial):
         console.print(f"  {name:<20} {words}")
     console.print(_latencies(trial))

@@ -5,6 +5,7 @@ import importlib.util
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import yaml
@@ -12,7 +13,7 @@ import yaml
 from sluice.cli.options import BadInput, json_option, print_json, settings_options
 from sluice.cli.serve import command as serve_command
 from sluice.cluster.placement.placed import NotPlaced
-from sluice.config.load import load_settings, settings_file
+from sluice.config.load import file_text, load_settings, settings_file
 from sluice.config.settings import Settings, conflicts
 from sluice.config.sources import Override, dotted
 from sluice.core.errors import ConfigError
@@ -104,15 +105,22 @@ def k8s(
     )
     documents = manifests(settings, path.read_text(encoding="utf-8"), there)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        for number, document in enumerate(documents):
-            name = f"{number:02d}-{document['kind'].lower()}-{document['metadata']['name']}.yaml"
-            (out / name).write_text(_yaml(document), encoding="utf-8")
+        _write(out, documents)
         click.echo(f"{len(documents)} files in {out}: {', '.join(kinds(documents))}", err=True)
     if as_json:
         print_json({"apiVersion": "v1", "kind": "List", "items": documents})
     elif out is None:
         click.echo("---\n".join(_yaml(document) for document in documents), nl=False)
+
+
+def _write(out: Path, documents: Sequence[dict[str, Any]]) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for number, document in enumerate(documents):
+            name = f"{number:02d}-{document['kind'].lower()}-{document['metadata']['name']}.yaml"
+            (out / name).write_text(_yaml(document), encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot write to {out}: {error.strerror or error}") from None
 
 
 class _Plain(yaml.SafeDumper):
@@ -158,7 +166,7 @@ def keda_scaler(gateway: str, listen: str, key_file: Path | None) -> None:
 
     if not gateway.startswith(("http://", "https://")):
         raise BadInput(f"--gateway {gateway}: write http://HOST:PORT")
-    key = None if key_file is None else key_file.read_text(encoding="utf-8").strip()
+    key = None if key_file is None else _key_in(key_file)
     log.set_up("keda-scaler")
 
     async def run() -> None:
@@ -175,6 +183,17 @@ def keda_scaler(gateway: str, listen: str, key_file: Path | None) -> None:
         await server.stop(1.0)
 
     asyncio.run(run())
+
+
+def _key_in(file: Path) -> str:
+    """The one key of a file, as a header can carry it."""
+    try:
+        key = file_text(file).strip()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"--key-file {file} cannot be read: {error}") from None
+    if not key or not (key.isascii() and key.isprintable()):
+        raise BadInput(f"--key-file {file}: it must hold one key, of characters of a header")
+    return key
 
 
 # ------------------------------------------------------------------------------------------ Ray

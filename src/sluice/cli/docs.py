@@ -11,6 +11,7 @@ import click
 
 from sluice.cli.options import BadInput, json_option, print_json, settings_options
 from sluice.config.load import load_settings
+from sluice.config.pipeline_sections import is_collection
 from sluice.config.sources import Override
 from sluice.retrieval.documents import Unreadable, files_below, read_document
 from sluice.retrieval.passages import Passage, RetrievalFailed
@@ -228,9 +229,10 @@ def _created(
 
 
 def _folder(config: Path | None, overrides: Sequence[Override], collection: str) -> Path:
-    if not collection.replace("-", "").replace("_", "").replace(".", "").isalnum():
+    if not is_collection(collection):
         raise BadInput(
-            f"a collection is named by letters, digits and any of ._-, not {collection!r}"
+            "a collection is named by up to 128 letters, digits and any of ._-, no dot first, not "
+            f"{collection[:40]!r}"
         )
     return load_settings(config, overrides, secrets=False).settings.documents.dir
 

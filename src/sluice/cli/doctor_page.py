@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sluice.cli.doctor_report import document, headline
-from sluice.cli.page import page_of, table
+from sluice.cli.page import page_of, table, write_whole
 from sluice.cli.plots import Axes, Mark, bars, lines
 from sluice.doctor.columns import Journal
 from sluice.doctor.diagnosis import Diagnosis, Verdict
@@ -20,7 +20,7 @@ _BINS = 60
 
 def write_page(path: Path, found: Diagnosis, journal: Journal) -> None:
     """Write the report. Raises ``OSError``."""
-    path.write_text(page(found, journal), encoding="utf-8")
+    write_whole(path, page(found, journal))
 
 
 def page(found: Diagnosis, journal: Journal) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sluice.cli.console import plain_console
 from sluice.doctor.diagnosis import Diagnosis, Judged, Verdict
 from sluice.doctor.shares import Share
 from sluice.doctor.spike import Spike
@@ -89,9 +90,9 @@ def _cause(judged: Judged) -> dict[str, Any]:
 
 def print_diagnosis(found: Diagnosis) -> None:
     """The diagnosis, the answer first."""
-    console = Console(highlight=False)
+    console = plain_console()
     if not console.is_terminal:
-        console = Console(highlight=False, width=_PIPE_WIDTH)
+        console = plain_console(width=_PIPE_WIDTH)
     console.print(Text(headline(found), style="bold"), soft_wrap=True)
     console.print(Text(_compared(found)), soft_wrap=True)
     for problem in found.problems:

@@ -6,7 +6,9 @@ is called, so that ``sluice --help`` and short commands start at once. Each modu
 standard output too, ``{"error": …}`` with the words that standard error gets.
 """
 
+import contextlib
 import importlib
+import io
 import json
 import sys
 
@@ -73,6 +75,9 @@ def root() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that has no such character gets a question mark, and no traceback.
+        sys.stdout.reconfigure(errors="replace")
     sys.exit(run(arguments))
 
 
@@ -90,10 +95,20 @@ def run(arguments: list[str] | None = None) -> int:
         # The reader of our output left, as `head` does; writing to it again would only repeat that.
         sys.stdout = None
         return 0
+    except OSError as error:
+        # What a command does not say in its own words: a full disk behind the output, a folder that
+        # nothing can be written to. It is of the machine, and no bug.
+        _tell(error, f"sluice: {_words_of(error)}", as_json=as_json)
+        return 1
     except SluiceError as error:
         _tell(error, in_words(error), as_json=as_json)
         return 2 if isinstance(error, ConfigError | ModelLoadError | RequestError) else 1
     return code if isinstance(code, int) else 0
+
+
+def _words_of(error: OSError) -> str:
+    words = error.strerror or str(error) or type(error).__name__
+    return words if error.filename is None else f"{words}: {error.filename}"
 
 
 def _tell(error: Exception, words: str, *, as_json: bool) -> None:
@@ -102,7 +117,8 @@ def _tell(error: Exception, words: str, *, as_json: bool) -> None:
         document: dict[str, object] = {"error": words.removeprefix("sluice: ")}
         if isinstance(error, ConfigError):
             document["problems"] = error.problems
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        with contextlib.suppress(OSError):  # it may be the output that fails
+            click.echo(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def in_words(error: SluiceError | click.ClickException) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,8 +10,38 @@ import click
 
 from sluice.config.sources import Override, parse_override
 
+_WHOLE_MAX = 10**15
+
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+class Finite(click.FloatRange):
+    """A number between bounds, which neither "nan" nor "inf" is."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number. Fails as click's own types do."""
+        number = super().convert(value, param, ctx)
+        if not isfinite(number):
+            self.fail(f"{value} is no number.", param, ctx)
+        return number
+
+
+class _Whole(click.ParamType[int]):
+    """A whole number that arithmetic with fractions can take, too."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number. Fails as click's own types do."""
+        number: int = click.INT.convert(value, param, ctx)
+        if abs(number) > _WHOLE_MAX:
+            self.fail(f"{str(value)[:40]}… is beyond {_WHOLE_MAX:g}.", param, ctx)
+        return number
+
+
+WHOLE = _Whole()
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 

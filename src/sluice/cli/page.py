@@ -5,6 +5,7 @@ Called by ``plan_page.py`` and ``doctor_page.py``, which say what stands in it.
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -35,3 +36,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
     ]
     return f"<table>{f'<tr>{titles}</tr>' if head else ''}{''.join(lines_of)}</table>"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all. Raises ``OSError``.
+
+    What is no file, such as ``/dev/stdout``, is written to and stays what it is.
+    """
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    part = path.with_name(f".{path.name}.partial")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from sluice.cli.options import BadInput, print_json
+from sluice.cli.options import WHOLE, BadInput, print_json
 from sluice.cli.plan_document import document, explanations, slots_document
 from sluice.cli.plan_page import write_page
 from sluice.cli.plan_question import answer, answer_slots, entries_of, missing
@@ -124,8 +124,8 @@ def _print_list(context: click.Context, _parameter: click.Parameter, wanted: boo
 @click.command(epilog=_EPILOG)
 @click.option("--model", help="A name that --list shows, or a config.json.")
 @click.option("--gpu", "gpus", multiple=True, help="A name that --list shows; several with commas.")
-@click.option("--tp", type=int, help="Tensor parallelism. Default: what needs the fewest GPUs.")
-@click.option("--dp", type=int, default=1, show_default=True, help="Groups that share experts.")
+@click.option("--tp", type=WHOLE, help="Tensor parallelism. Default: what needs the fewest GPUs.")
+@click.option("--dp", type=WHOLE, default=1, show_default=True, help="Groups that share experts.")
 @click.option(
     "--precision",
     "precisions",
@@ -177,24 +177,24 @@ def _print_list(context: click.Context, _parameter: click.Parameter, wanted: boo
     show_default=True,
     help="Share of its SLO rate that a replica is given at most.",
 )
-@click.option("--spare", type=int, default=0, show_default=True, help="Replicas that may fail.")
+@click.option("--spare", type=WHOLE, default=0, show_default=True, help="Replicas that may fail.")
 @click.option(
     "--zones",
-    type=int,
+    type=WHOLE,
     default=1,
     show_default=True,
     help="Zones that replicas are spread over; one of several may fail.",
 )
 @click.option(
     "--batch",
-    type=int,
+    type=WHOLE,
     default=BATCH_MAX,
     show_default=True,
     help="Most requests in one step of an engine (vLLM: --max-num-seqs).",
 )
 @click.option(
     "--chunk",
-    type=int,
+    type=WHOLE,
     default=CHUNK_TOKENS_MAX,
     show_default=True,
     help="Most prompt tokens in one step (vLLM: --max-num-batched-tokens).",
@@ -225,12 +225,12 @@ def _print_list(context: click.Context, _parameter: click.Parameter, wanted: boo
 )
 @click.option(
     "--simulate",
-    type=int,
+    type=WHOLE,
     metavar="REQUESTS",
     help="Find the SLO rate by simulating sluice's policy, so many requests a run.",
 )
-@click.option("--slots", type=int, help="Ask instead whether so many parallel requests fit.")
-@click.option("--context", type=int, help="With --slots: tokens that each slot is given.")
+@click.option("--slots", type=WHOLE, help="Ask instead whether so many parallel requests fit.")
+@click.option("--context", type=WHOLE, help="With --slots: tokens that each slot is given.")
 @click.option("--divided", is_flag=True, help="With --slots: --context is divided among them.")
 @click.option("--explain", is_flag=True, help="Show formula, inputs and source of each number.")
 @click.option(

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from sluice.cli.page import page_of, table
+from sluice.cli.page import page_of, table, write_whole
 from sluice.cli.plan_report import headline, rows_of
 from sluice.cli.plots import Axes, Mark, bars, lines
 from sluice.planner.candidates import Candidates
@@ -26,7 +26,7 @@ def write_page(
     Raises ``CannotPlan`` where the file cannot be written.
     """
     try:
-        path.write_text(page(found, shown, explained), encoding="utf-8")
+        write_whole(path, page(found, shown, explained))
     except OSError as error:
         raise CannotPlan(f"cannot write {path}: {error.strerror}") from None
 

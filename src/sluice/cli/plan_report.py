@@ -6,7 +6,9 @@ Called by ``plan.py``. It words and rounds what the planner found; nothing is es
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
+from sluice.cli.console import plain_console
 from sluice.cli.plan_question import SlotsAnswer
 from sluice.planner.candidates import Candidates
 from sluice.planner.estimate import Moment
@@ -32,7 +34,7 @@ def print_plan(
 ) -> None:
     """The best plan and what is beside it; ``shown`` is the same as a document, and ``explained``
     what its numbers are where that was asked for."""
-    console = Console(highlight=False)
+    console = plain_console()
     best = found.best
     replica, model = best.replica, best.model
     console.print(headline(best), soft_wrap=True, style="bold")
@@ -98,13 +100,15 @@ def _print_others(console: Console, found: Candidates) -> None:
 
 def print_slots(found: SlotsAnswer) -> None:
     """Whether parallel slots fit, each line of the memory of one GPU, and the nearest that fit."""
-    console = Console(highlight=False)
+    console = plain_console()
     verdict = found.verdict
     slots = verdict.slots
     words = "fit" if verdict.fits else "do not fit"
     console.print(
-        f"[bold]{_counted(slots.count, 'slot')} of {slots.request_tokens:,} tokens {words}[/bold] "
-        f"with {found.model} ({found.precision}) on {found.gpus} x {found.gpu}",
+        Text.assemble(
+            (f"{_counted(slots.count, 'slot')} of {slots.request_tokens:,} tokens {words}", "bold"),
+            f" with {found.model} ({found.precision}) on {found.gpus} x {found.gpu}",
+        ),
         soft_wrap=True,
     )
     if slots.sharing == "divided":
@@ -223,10 +227,10 @@ def _print_explained(console: Console, explained: dict[str, dict[str, Any]]) -> 
     for path, each in explained.items():
         value = "" if each["value"] is None else f" = {_value(each['value'])} {each['unit']}"
         inputs = ", ".join(f"{name} {_value(held)}" for name, held in each["inputs"].items())
-        console.print(f"  [bold]{path}[/bold]{value}", soft_wrap=True)
+        console.print(Text.assemble("  ", (path, "bold"), value), soft_wrap=True)
         given = f" ({inputs})" if inputs else ""
-        console.print(f"      {each['formula']}{given}", soft_wrap=True, markup=False)
-        console.print(f"      from: {each['source']}", soft_wrap=True, markup=False)
+        console.print(f"      {each['formula']}{given}", soft_wrap=True)
+        console.print(f"      from: {each['source']}", soft_wrap=True)
 
 
 def _value(value: float | str) -> str:

@@ -5,8 +5,7 @@ Called by ``plan.py``. It only reads the tables of the planner; nothing is estim
 
 from typing import Any
 
-from rich.console import Console
-
+from sluice.cli.console import plain_console
 from sluice.planner.formats import PRECISIONS
 from sluice.planner.question import ENGINES
 from sluice.planner.tables import Tables
@@ -47,18 +46,17 @@ def listed(entries: Tables) -> dict[str, Any]:
 
 def print_listed(document: dict[str, Any]) -> None:
     """The same for readers."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console(soft_wrap=True)
     console.print("Models for --model (or the path of a config.json):")
     for model in document["models"]:
         size = f"{model['parameters'] / 1e9:,.1f} B"
-        console.print(f"  {model['name']:<28} {size:>9}{_also(model['aliases'])}", markup=False)
+        console.print(f"  {model['name']:<28} {size:>9}{_also(model['aliases'])}")
     console.print("GPUs for --gpu:")
     for gpu in document["gpus"]:
         formats = "".join(f", {name}" for name in ("fp8", "fp4") if gpu[name])
         console.print(
             f"  {gpu['name']:<28} {gpu['memory_gib']:>5g} GiB, {gpu['architecture']}{formats}"
-            f"{_also(gpu['aliases'])}",
-            markup=False,
+            f"{_also(gpu['aliases'])}"
         )
     console.print(f"Precisions: {', '.join(document['precisions'])}")
     console.print(f"Engines: {', '.join(document['engines'])}")

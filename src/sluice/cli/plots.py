@@ -7,7 +7,7 @@ and axes are those of the page around it.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import floor, log10
+from math import floor, isfinite, log10
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 28, 44
@@ -39,7 +39,13 @@ class Mark:
 
 def lines(axes: Axes, series: Mapping[str, Points], marks: Sequence[Mark] = ()) -> str:
     """Each series as a line with its points, from zero on both axes."""
-    drawn = {name: points for name, points in series.items() if points}
+    # What has no place on the paper is left out: a time that is never reached, for example.
+    finite = {
+        name: [(x, y) for x, y in points if isfinite(x) and isfinite(y)]
+        for name, points in series.items()
+    }
+    drawn = {name: points for name, points in finite.items() if points}
+    marks = [mark for mark in marks if isfinite(mark.at) and isfinite(mark.high or 0.0)]
     xs = [x for points in drawn.values() for x, _ in points]
     ys = [y for points in drawn.values() for _, y in points]
     xs += [mark.high or mark.at for mark in marks if mark.axis == "x"]

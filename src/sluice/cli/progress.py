@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Self
 
 import click
-from rich.console import Console
 from rich.progress import Progress as Bars
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from sluice.cli.console import plain_console
 
 _MIB = 1024**2
 
@@ -19,7 +20,7 @@ class PreparationProgress:
     """What is being fetched or converted, on standard error. One thing at a time."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = plain_console(stderr=True)
         self._label = ""
         self._begun_s = 0.0
         self._bars: Bars | None = None
@@ -48,7 +49,7 @@ class PreparationProgress:
             return
         columns = (
             SpinnerColumn(),
-            TextColumn("{task.description} {task.fields[amount]}"),
+            TextColumn("{task.description} {task.fields[amount]}", markup=False),
             TimeElapsedColumn(),
         )
         self._bars = Bars(*columns, console=self._console, transient=True)

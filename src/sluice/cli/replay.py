@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from sluice.cli.options import BadInput, print_json, settings_options
+from sluice.cli.options import WHOLE, BadInput, print_json, settings_options
 from sluice.cli.simulate import load_ns
 from sluice.cli.simulate_report import document, print_beside
 from sluice.cli.telling import Told
@@ -44,7 +44,7 @@ Exit codes: 0 done, 2 bad input.
 @click.command(epilog=_EPILOG)
 @click.argument("journal", type=click.Path(path_type=Path))
 @settings_options
-@click.option("--seed", type=int, default=1, show_default=True, help="Decides what is drawn.")
+@click.option("--seed", type=WHOLE, default=1, show_default=True, help="Decides what is drawn.")
 @click.option(
     "--fault", "faults", multiple=True, metavar="KIND@TIME[:…]", help="As for sluice simulate."
 )

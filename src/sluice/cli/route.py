@@ -197,7 +197,8 @@ def score(*, text: str | None, model: str | None, with_card: bool, as_json: bool
         else:
             print_card(classifier.card)
         return
-    prompt = sys.stdin.read() if text is None else text
+    # Any bytes have a score in serving, and have it here.
+    prompt = sys.stdin.buffer.read().decode("utf-8", "replace") if text is None else text
     found = classifier.score(prompt)
     if as_json:
         print_json({"probability": found, "model": classifier.card.name})
@@ -356,6 +357,9 @@ def _with_feedback(
     """Rows in which both outcomes are known, and rows of which one is expected."""
     try:
         read = [read_feedback(file) for file in told]
+        for file, each in zip(told, read, strict=True):
+            if each.torn:
+                click.echo(f"warning: {file}: {each.torn} torn lines were left out", err=True)
         known = [*outcomes, *(one for each in read for one in each.whole)]
         return known, [row for each in read for row in completed(each.halves, known)]
     except BadOutcomes as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from sluice.cli.options import BadInput, print_json, settings_options
+from sluice.cli.options import WHOLE, BadInput, print_json, settings_options
 from sluice.cli.retrieval_options import retrieval_options
 from sluice.cli.simulate_report import document, print_outcome
 from sluice.cli.simulate_workload import WorkloadWanted, workload_options, workload_wanted
@@ -28,6 +28,7 @@ from sluice.workload.retrieval import RetrievalTime, Retrieving
 
 # Names in the settings of the model and the class that options make.
 MODEL, CLASS = "model", "targets"
+_DIGITS = 10
 _OF_MODEL = ("tp", "replicas", "autoscale", "policy", "ttft", "tpot", "e2e", "percentile")
 
 _EPILOG = """\b
@@ -59,8 +60,8 @@ Exit codes: 0 done, 2 bad input.
 @retrieval_options
 @click.option("--model", help="A name that sluice plan --list shows, or a config.json.")
 @click.option("--gpu", help="A name that sluice plan --list shows.")
-@click.option("--tp", type=int, help="GPUs of each replica. Default: 1.")
-@click.option("--replicas", type=int, help="Replicas of the model. Default: 1.")
+@click.option("--tp", type=WHOLE, help="GPUs of each replica. Default: 1.")
+@click.option("--replicas", type=WHOLE, help="Replicas of the model. Default: 1.")
 @click.option(
     "--autoscale",
     metavar="MIN-MAX",
@@ -72,16 +73,16 @@ Exit codes: 0 done, 2 bad input.
 @click.option("--tpot", metavar="DURATION", help='Target for each further token, as "50ms".')
 @click.option("--e2e", metavar="DURATION", help="Time after which an answer is worthless.")
 @click.option("--percentile", help="Share of requests that are to meet them. Default: 95.")
-@click.option("--requests", type=int, help="How many. Default: 10000, or those of the trace.")
-@click.option("--warm-up", type=int, help="Not counted at first. Default: a tenth of --requests.")
+@click.option("--requests", type=WHOLE, help="How many. Default: 10000, or those of the trace.")
+@click.option("--warm-up", type=WHOLE, help="Not counted at first. Default: a tenth of --requests.")
 @click.option(
     "--retries",
-    type=int,
+    type=WHOLE,
     default=0,
     show_default=True,
     help="How often a refused client comes back when it was told to.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Decides all that is drawn.")
+@click.option("--seed", type=WHOLE, default=1, show_default=True, help="Decides all that is drawn.")
 @click.option(
     "--fault",
     "faults",
@@ -176,7 +177,8 @@ def _replicas(asked: Mapping[str, Any]) -> dict[str, str]:
     if bounds is None:
         return {f"{name}.min": str(_one(asked["replicas"]))}
     least, dash, most = bounds.partition("-")
-    if not (dash and least.isdigit() and most.isdigit() and 0 <= int(least) <= int(most) > 0):
+    numbers = [text.isascii() and text.isdigit() and len(text) < _DIGITS for text in (least, most)]
+    if not (dash and all(numbers) and 0 <= int(least) <= int(most) > 0):
         raise BadWorkload(f"--autoscale must be MIN-MAX, as 1-8, not {bounds}")
     if asked["replicas"] is not None:
         raise BadWorkload("give --replicas or --autoscale, not both")

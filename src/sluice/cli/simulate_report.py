@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from sluice.cli.console import plain_console
 from sluice.planner.names import shown_s
 from sluice.planner.outcome import Outcome, Tally
 
@@ -65,13 +66,11 @@ def _tallies(tallies: Mapping[str, Tally]) -> dict[str, Any]:
 
 def print_outcome(found: Mapping[str, Any]) -> None:
     """The document for readers."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console(soft_wrap=True)
     half = found["attainment_half_width"]
     rates = f"{_rate(found['goodput_rps'])} of {_rate(found['offered_rps'])} req/s"
-    console.print(
-        f"[bold]{found['attainment']:.1%} of {found['requests']:,} requests met their targets"
-        f"[/bold] (± {half:.1%}), {rates}"
-    )
+    met = f"{found['attainment']:.1%} of {found['requests']:,} requests met their targets"
+    console.print(Text.assemble((met, "bold"), f" (± {half:.1%}), {rates}"))
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in found["refused_for"].items())
     for name, value in (
         ("refused", f"{found['refused']:,}{f' ({reasons})' if reasons else ''}"),
@@ -108,7 +107,7 @@ def _retries(found: Mapping[str, Any]) -> str:
 
 def print_beside(found: Mapping[str, Mapping[str, Any]], notes: Sequence[str]) -> None:
     """Several documents side by side, with the change of the last against the one before it."""
-    console = Console(highlight=False)
+    console = plain_console()
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("")
     for name in (*found, "change"):

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from sluice.cli.options import WHOLE
 from sluice.config.units import parse_duration_s
 from sluice.planner.steady import Lengths
 from sluice.workload.arrivals import arrivals_named, checked_rate
@@ -53,8 +54,10 @@ _OPTIONS = (
     ),
     click.option("--turns", type=float, help="Mean requests of a conversation. Default: 1."),
     click.option("--think", metavar="DURATION", help="Mean time between them. Default: 30s."),
-    click.option("--system", type=int, help="Tokens that all prompts begin with."),
-    click.option("--max-tokens", type=int, help="Limit that clients set. Default: 2048, or more."),
+    click.option("--system", type=WHOLE, help="Tokens that all prompts begin with."),
+    click.option(
+        "--max-tokens", type=WHOLE, help="Limit that clients set. Default: 2048, or more."
+    ),
     click.option("--class", "classes", multiple=True, metavar="NAME=WEIGHT", help="SLO classes."),
     click.option("--tenant", "tenants", multiple=True, metavar="NAME=WEIGHT", help="Tenants."),
     click.option("--ask", "models", multiple=True, metavar="NAME=WEIGHT", help="Models asked for."),

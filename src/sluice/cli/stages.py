@@ -3,16 +3,21 @@
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from sluice.cli.console import plain_console
 
 
 class Stages:
     """One bar for each stage, from its first ``at``."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        console = plain_console(stderr=True)
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+        )
         self._bars = Progress(
             *columns, console=console, transient=True, disable=not console.is_terminal
         )

@@ -3,20 +3,21 @@
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sluice.cli.console import plain_console
 
 
 class Told:
     """A bar over ``total`` requests."""
 
     def __init__(self, total: int) -> None:
-        console = Console(stderr=True)
+        console = plain_console(stderr=True)
         columns = (
-            TextColumn("simulating"),
+            TextColumn("simulating", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("requests"),
+            TextColumn("requests", markup=False),
             TimeRemainingColumn(),
         )
         self._bars = Progress(

@@ -7,8 +7,9 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
@@ -17,12 +18,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from sluice.cli.console import plain_console
 from sluice.cli.options import BadInput, json_option, print_json
 from sluice.cli.top_view import view
 
 _WINDOW_S = 300.0
 _ANSWER_S_MAX = 5.0
 _PIPE_WIDTH = 140
+_DOCUMENT_BYTES_MAX = 64 << 20
+_NEEDED = {"version", "model", "now_s", "interval_s", "classes", "samples", "replicas", "slowest"}
 
 _EXAMPLES = """\b
 Examples:
@@ -52,7 +56,7 @@ def command(url: str, model: str, key: str | None, once: bool, as_json: bool) ->
     if as_json:
         print_json(document)
         return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console = plain_console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     if once or not sys.stdout.isatty():
         console.print(view(document, _recent(document, document["samples"]), console.width))
         return
@@ -69,20 +73,25 @@ class Asked:
         if not self.base.startswith(("http://", "https://")):
             raise BadInput(f"{url} is no address of a server; write http://HOST:PORT")
         self._model = model
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._key = key
 
     def document(self, since_s: float) -> dict[str, Any]:
         """What the server tells; samples after a time (Unix). Raises ``BadInput``."""
         query = f"model={quote(self._model)}&since={since_s}&window={_WINDOW_S:g}"
-        request = Request(f"{self.base}/dashboard/data?{query}", headers=self._headers)  # noqa: S310
         try:
+            request = Request(f"{self.base}/dashboard/data?{query}")  # noqa: S310
+            if self._key:
+                # Not for whom an answer may point to.
+                request.add_unredirected_header("authorization", f"Bearer {self._key}")
             with urlopen(request, timeout=_ANSWER_S_MAX) as answer:  # noqa: S310
-                document: dict[str, Any] = json.load(answer)
+                document = json.loads(answer.read(_DOCUMENT_BYTES_MAX))
         except HTTPError as error:
             raise BadInput(_refused(error)) from None
-        except (URLError, OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
+        except (OSError, HTTPException, ValueError, RecursionError) as error:
+            reason = getattr(error, "reason", error) or type(error).__name__
             raise BadInput(f"no sluice server answers at {self.base}: {reason}") from None
+        if not isinstance(document, dict) or not document.keys() >= _NEEDED:
+            raise BadInput(f"no sluice server answers at {self.base}: what comes is no dashboard")
         return document
 
 
@@ -110,11 +119,11 @@ def _recent(document: dict[str, Any], samples: list[dict[str, Any]]) -> list[dic
 
 def _refused(error: HTTPError) -> str:
     try:
-        told = json.load(error)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
+        told = json.loads(error.read(_DOCUMENT_BYTES_MAX))["error"]["message"]
+    except (ValueError, LookupError, TypeError, OSError, HTTPException, RecursionError):
         told = f"the server answers {error.code}"
     if error.code in {401, 403}:
         return f"{told} Put the admin key into $SLUICE_ADMIN_KEY."
-    if error.code == 404 and "model" not in told.lower():
+    if error.code == 404 and "model" not in str(told).lower():
         return f"{told} Is this a sluice server?"
     return str(told)

@@ -183,6 +183,8 @@ def _slowest(document: Document) -> Table:
 def _strip(phases: Mapping[str, float], whole_s: float) -> Text:
     """The phases as one bar in their colours."""
     text, spent_s = Text(), 0.0
+    if whole_s <= 0:
+        return text
     for name, duration_s in phases.items():
         begun = round(_STRIP_WIDTH * spent_s / whole_s)
         spent_s += duration_s

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sluice.cli.console import plain_console
 from sluice.cli.options import json_option, print_json, settings_options
 from sluice.config.load import load_settings
 from sluice.config.sources import Override
@@ -87,7 +88,7 @@ def command(
     if as_json:
         print_json(document(life))
     else:
-        show(life, Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH))
+        show(life, plain_console(width=None if sys.stdout.isatty() else _PIPE_WIDTH))
 
 
 def document(life: Life) -> dict[str, Any]:

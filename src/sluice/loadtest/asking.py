@@ -47,7 +47,7 @@ def ask(
         raise CannotMeasure(f"cannot reach {where}: {error.reason}") from None
     except TimeoutError:
         raise CannotMeasure(f"{where}{path} gave no answer within {timeout_s:g} s") from None
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         raise CannotMeasure(f"{where}{path} gave no answer: {error}") from None
 
 

@@ -136,7 +136,7 @@ def _refuse(target: Target, reply: Reply, models: Sequence[str]) -> None:
 def _usage(reply: Reply) -> _Usage | None:
     try:
         return msgspec.json.decode(reply.body, type=_Answer).usage
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise CannotMeasure(
             f"the server's answer is no JSON of a completion: {reason_in(reply.body)}"
         ) from None

@@ -4,6 +4,7 @@ A line of JSON about the trial and one for each request, gzipped where the name 
 """
 
 import gzip
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,9 @@ def read_plan(path: Path) -> TrialPlan:
         span = Span(**head.span)
     except OSError as error:
         raise CannotMeasure(f"cannot read the plan {path}: {error.strerror or error}") from None
-    except (ValueError, TypeError, msgspec.DecodeError, EOFError) as error:
+    except (ValueError, TypeError, EOFError, zlib.error, RecursionError) as error:
         raise CannotMeasure(f"{path} is no plan that sluice bench wrote: {error}") from None
-    if head.form != _FORM or not asks:
+    if head.form != _FORM or not asks or not all(ask.prompt for ask in asks):
         raise CannotMeasure(f"{path} is no plan that sluice bench wrote")
     load = OpenLoop(head.rate_rps) if head.rate_rps is not None else None
     closed = ClosedLoop(head.concurrency or 1)

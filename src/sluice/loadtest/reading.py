@@ -6,7 +6,7 @@ piece were received together and have one time. Nothing is kept of the text.
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,14 +21,18 @@ _BROKEN = frozenset({"abort", "error"})
 _REASON_CHARACTERS_MAX = 200
 
 
+# Of an answer that counts otherwise nothing is believed.
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
 class _Details(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    cached_tokens: _Tokens | None = None
+    reasoning_tokens: _Tokens | None = None
 
 
 class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Tokens | None = None
+    completion_tokens: _Tokens | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
 
@@ -157,7 +161,7 @@ class Reading:
             return
         try:
             seen = _decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._end(t_ns, Ending.GARBAGE, f"an event is no JSON of an answer: {error}")
             return
         if (
@@ -226,7 +230,7 @@ def reason_in(body: bytes) -> str:
     """What an error body says: its code and message, cut to a line."""
     try:
         found: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return body[:_REASON_CHARACTERS_MAX].decode("utf-8", "replace").strip()
     if isinstance(found, dict) and isinstance(found.get("error"), dict | str):
         found = found["error"]

@@ -32,7 +32,9 @@ class RowsFile:
             ) from None
         self._table = pa.Table
         self._path = path
-        self._partial = path.with_name(f".{path.name}.partial")
+        # A device stays one.
+        is_file = path.is_file() or not path.exists()
+        self._partial = path.with_name(f".{path.name}.partial") if is_file else path
         kinds = [("trial", pa.int64()), ("counted", pa.bool_())]
         kinds += [(name, pa.int64()) for name in _COUNTS]
         kinds += [(name, pa.float64()) for name in _FLOATS]
@@ -56,10 +58,12 @@ class RowsFile:
             return
         try:
             self._writer.close()
-            self._partial.replace(self._path)
+            if self._partial != self._path:
+                self._partial.replace(self._path)
         finally:
             self._writer = None
-            self._partial.unlink(missing_ok=True)
+            if self._partial != self._path:
+                self._partial.unlink(missing_ok=True)
 
 
 def _row(one: RequestOutcome, trial: int, counted: object) -> dict[str, Any]:

@@ -5,7 +5,7 @@ of a run that was killed, is dropped.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,20 @@ class SearchRecord:
         self._path = path
         self.trials: list[tuple[Wish, Sample, Mapping[str, Any]]] = []
         asked = json.loads(json.dumps(question))
-        if not path.exists():
-            self._append({"question": asked})
-            return
-        lines = path.read_text(encoding="utf-8").split("\n")
-        whole = lines[:-1]
         try:
-            rows = [json.loads(line) for line in whole]
-            before = rows[0]["question"]
-            self.trials = [_read(row) for row in rows[1:]]
-        except (ValueError, KeyError, IndexError, TypeError, msgspec.ValidationError) as error:
+            if not path.exists():
+                self._append({"question": asked})
+                return
+            lines = path.read_text(encoding="utf-8").split("\n")
+            whole = lines[:-1]
+            before = self._take(whole)
+            if lines[-1] and before == asked:
+                path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
+        except OSError as error:
+            raise CannotMeasure(
+                f"cannot keep the trials in {path}: {error.strerror or error}"
+            ) from None
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise CannotMeasure(f"{path} holds no trials of a search: {error}") from None
         if before != asked:
             differ = sorted(key for key in {*before, *asked} if before.get(key) != asked.get(key))
@@ -41,8 +45,13 @@ class SearchRecord:
                 f"{path} holds trials of another search ({', '.join(differ)} differ); give another "
                 f"file, or what was asked before"
             )
-        if lines[-1]:
-            path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
+
+    def _take(self, lines: Sequence[str]) -> dict[str, Any]:
+        """Take the trials; what was asked when they were made."""
+        rows = [json.loads(line) for line in lines]
+        before: dict[str, Any] = dict(rows[0]["question"])
+        self.trials = [_read(row) for row in rows[1:]]
+        return before
 
     def add(self, wish: Wish, sample: Sample, document: Mapping[str, Any]) -> None:
         """Keep a trial. Raises ``OSError``."""

@@ -6,9 +6,11 @@ not there.
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -70,11 +72,15 @@ class Seen:
             if values:
                 found[f"{name}_mean"] = sum(values) / len(values)
                 found[f"{name}_max"] = max(values)
-        first, last = self.looks[0], self.looks[-1]
-        for name, value in {**last.gauges.counters, **last.counters}.items():
-            before = {**first.gauges.counters, **first.counters}.get(name, 0.0)
-            found[name] = max(0.0, value - before)
+        counters = [{**look.gauges.counters, **look.counters} for look in self.looks]
+        for name in counters[-1]:
+            found[name] = _growth([look.get(name, 0.0) for look in counters])
         return found
+
+
+def _growth(values: Sequence[float]) -> float:
+    """By how much a counter grew. One that goes back begins anew: its server was started again."""
+    return sum(after - before if after >= before else after for before, after in pairwise(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +147,10 @@ def _our_counters(text: str) -> dict[str, float]:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name in _OUR_COUNTERS:
+                if sample.name in _OUR_COUNTERS and isfinite(sample.value):
                     prefix, label = _OUR_COUNTERS[sample.name]
                     name = f"{prefix}.{sample.labels.get(label, '')}"
                     found[name] = found.get(name, 0.0) + sample.value
-    except ValueError:
+    except (ValueError, LookupError):
         return {}
     return found

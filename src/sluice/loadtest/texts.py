@@ -123,7 +123,7 @@ def _prompt_in(path: Path, number: int, line: str) -> str:
         return line
     try:
         prompt = json.loads(line).get("prompt")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadWorkload(f"{path}:{number}: not JSON: {error}") from None
     if not isinstance(prompt, str) or not prompt:
         raise BadWorkload(f'{path}:{number}: "prompt" is missing or no text')

@@ -79,8 +79,8 @@ class Target:
 def target_of(url: str, model: str) -> Target:
     """The target at an address such as ``http://127.0.0.1:8000/v1``. Raises ``CannotMeasure``."""
     form = 'write it as "http://HOST:PORT" or "http://HOST:PORT/v1"'
-    parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as error:
         raise CannotMeasure(f"{url!r} is no address: {error}; {form}") from None
@@ -88,6 +88,8 @@ def target_of(url: str, model: str) -> Target:
         raise CannotMeasure(f"{url!r} is no address of a server; {form}")
     if parts.username or parts.query or parts.fragment:
         raise CannotMeasure(f"the address must not hold a user, a query or a fragment; {form}")
+    if not (url.isascii() and url.isprintable()) or " " in url:
+        raise CannotMeasure(f"{url!r} holds what no address can; {form}")
     path = parts.path.rstrip("/")
     return Target(parts.hostname, port, model, path or "/v1", parts.scheme == "https")
 

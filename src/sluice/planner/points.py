@@ -46,7 +46,7 @@ def points_of(text: str, lengths: Lengths) -> list[Point]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CannotPlan(f"cannot read the calibration {text}: {error.strerror}; {_FORM}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CannotPlan(f"the calibration {text} is not JSON: {error}; {_FORM}") from None
     return _points_of_bench(document, lengths, text)
 

@@ -73,7 +73,7 @@ def with_user_table(tables: Tables, path: Path) -> Tables:
         added = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CannotPlan(f"cannot read the table {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CannotPlan(f"the table {path} is not TOML: {error}") from None
     for key in added:
         chosen(f"section of {path}", key, ("models", "hardware", "prices"))
@@ -114,7 +114,7 @@ def _model_of_file(path: Path) -> ModelShape:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CannotPlan(f"cannot read the model configuration {file}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CannotPlan(f"{file} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise CannotPlan(f"{file} is not a model configuration: it holds no keys")

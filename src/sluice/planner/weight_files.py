@@ -34,7 +34,9 @@ def _tensors_bytes(path: Path) -> int:
         return _safetensors_bytes(path)
     except OSError as error:
         raise CannotPlan(f"cannot read the weights {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, ModelLoadError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CannotPlan(f"{path} is not a file of weights: {error}") from None
+    except ModelLoadError as error:
         raise CannotPlan(f"{path} is not a file of weights: {error}") from None
 
 

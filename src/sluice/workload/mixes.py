@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isfinite
 from random import Random
 
 from sluice.workload.asks import BadWorkload
+
+WEIGHT_MAX = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class Shares:
     def draw(self, draw: Random) -> str:
         """One name."""
         at = draw.random() * self.bounds[-1]
-        return next(name for name, bound in zip(self.names, self.bounds, strict=True) if at < bound)
+        found = (name for name, bound in zip(self.names, self.bounds, strict=True) if at < bound)
+        return next(found, self.names[-1])  # a product may be rounded up to the last bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,10 @@ def shares_of(what: str, texts: Iterable[str]) -> Shares:
             value = float(weight)
         except ValueError:
             raise BadWorkload(f"{what} {text!r}: {weight!r} is not a weight") from None
-        if not name or not isfinite(value) or value <= 0.0:
-            raise BadWorkload(f"{what} {text!r} is not NAME=WEIGHT with a weight above 0")
+        if not name or not 0.0 < value <= WEIGHT_MAX:
+            raise BadWorkload(
+                f"{what} {text!r} is not NAME=WEIGHT with a weight above 0, at most {WEIGHT_MAX:g}"
+            )
         names.append(name.strip())
         weights.append(value)
     if len(set(names)) < len(names):

@@ -100,7 +100,7 @@ class Retrieving:
 def passages_of(text: str) -> int:
     """The tokens of ``COUNTxTOKENS``, for example ``8x300``. Raises ``BadWorkload``."""
     count, x, tokens = text.partition("x")
-    if not (x and count.isdecimal() and tokens.isdecimal()):
+    if not (x and text.isascii() and count.isdecimal() and tokens.isdecimal() and len(text) < 20):
         raise BadWorkload(f'passages must be COUNTxTOKENS, for example "8x300", not "{text}"')
     if not (int(count) <= _PASSAGES_MAX and int(tokens) <= _TOKENS_MAX):
         raise BadWorkload(f"passages are at most {_PASSAGES_MAX}x{_TOKENS_MAX}, not {text}")

@@ -1,0 +1,23 @@
+"""What comes from elsewhere is printed as it is, by every command."""
+
+import re
+from pathlib import Path
+
+import sluice.cli
+from sluice.cli.console import plain_console
+
+BRACKETS = "[/] [bold]m[/red] :smile: [link=http://x]"
+
+
+def test_brackets_are_text(capsys):
+    plain_console(width=80).print(BRACKETS)
+    assert capsys.readouterr().out == f"{BRACKETS}\n"
+
+
+def test_every_command_prints_through_it():
+    for path in Path(sluice.cli.__path__[0]).glob("*.py"):
+        if path.name != "console.py":
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"\bConsole\(", text), path.name
+            for column in re.findall(r"TextColumn\([^)]*\)", text):
+                assert "markup=False" in column, (path.name, column)
