@@ -148,6 +148,9 @@ def _commands(
             inner = command.get_command(context, name)
             assert inner is not None
             yield from _commands(f"{path} {name}", inner, context)
+    # Those of a command that takes an argument of its own in their place.
+    for further in getattr(command, "inner", ()):
+        yield f"{path} {further.name}", further
 
 
 def _command(path: str, command: click.Command) -> Iterator[str]:

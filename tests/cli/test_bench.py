@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import ssl
 import subprocess
 import sys
 import threading
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import trustme
 
 from sluice.cli.main import run
+from sluice.loadtest.document import CHUNK_RULE
 from sluice.planner.points import points_of
 from sluice.planner.steady import Lengths
 from sluice.testing.engine_answers import error_body
@@ -89,7 +92,11 @@ def test_several_loads_are_trials_of_one_report(server, capsys, tmp_path):
     page = names["html"].read_text()
     assert page.count("<svg") == 4 + 3 * 5
     assert "http" not in page.replace("http://www.w3.org", "").replace(server, "")
-    assert names["markdown"].read_text().count("\n## ") == 3
+    text = names["markdown"].read_text()
+    assert text.count("\n## ") == 3
+    assert len(re.findall(r"\n## .*100\.0% of \d+ answers whole", text)) == 3
+    assert CHUNK_RULE in text
+    assert escape(CHUNK_RULE) in page
     from pyarrow import parquet  # noqa: PLC0415
 
     rows = parquet.read_table(names["rows"]).to_pylist()
@@ -141,6 +148,14 @@ def test_targets_that_are_missed_end_with_1_and_failures_above_the_limit_too(cap
         assert code == 1
         assert 0.2 < found["success_share"] < 0.8
         assert found["errors"][0]["reason"] == "overloaded: busy"
+        code, found = bench(url, "--rate", "40", "--failures-max", "0.9", *SOON, capsys=capsys)
+        assert code == 0
+
+
+def only_listed(answered):
+    """An endpoint that lists its model to anyone, and answers requests for it like this."""
+    listed = whole(b'{"data":[{"id":"a"}]}')
+    return lambda request: listed if request.method == "GET" else answered()
 
 
 @pytest.mark.parametrize(
@@ -148,10 +163,12 @@ def test_targets_that_are_missed_end_with_1_and_failures_above_the_limit_too(cap
     [
         (lambda request: whole(b"", 401), "a key is needed"),
         (lambda request: whole(b'{"data":[{"id":"a"},{"id":"b"}]}'), "name one with --model"),
+        (only_listed(lambda: whole(b"", 401)), "a key is needed"),
+        (only_listed(lambda: (Reset(),)), "gave no answer"),
         (lambda request: (Reset(),), "gave no answer"),
         (lambda request: whole(b"<html>", kind="text/html"), "does not list its models"),
     ],
-    ids=["key", "models", "reset", "page"],
+    ids=["key", "models", "key for answers", "reset in answers", "reset", "page"],
 )
 def test_endpoints_that_cannot_be_measured_end_with_2_and_say_why(route, words, capsys):
     with upstream_in_thread(route) as upstream:
@@ -230,13 +247,15 @@ def test_a_cache_that_knows_new_prompts_voids_the_trial(capsys):
         assert (code, found["tokens"]["cached_share"]) == (0, pytest.approx(29 / 30))
 
 
-def test_a_full_disk_costs_the_file_and_not_the_result(server, capsys):
-    arguments = ["bench", server, "--rate", "10", "--json", *SOON]
-    code = run([*arguments, "--markdown", "/proc/nowhere.md"])
+def test_a_full_disk_costs_the_files_and_not_the_result(server, capsys):
+    files = {name: f"/proc/nowhere.{name}" for name in ("markdown", "out", "html", "rows")}
+    more = [word for name, path in files.items() for word in (f"--{name}", path)]
+    code = run(["bench", server, "--rate", "10", "--json", *more, *SOON])
     printed = capsys.readouterr()
     assert code == 0
     assert json.loads(printed.out)["valid"]
-    assert "cannot write /proc/nowhere.md" in printed.err
+    for path in files.values():
+        assert f"cannot write {path}" in printed.err
 
 
 def child(*arguments: str, limit: str = "true") -> subprocess.Popen[str]:

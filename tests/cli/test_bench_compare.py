@@ -52,6 +52,25 @@ def test_only_what_is_worse_beyond_its_interval_ends_with_1(
     assert change["low"] <= change["change"] <= change["high"]
 
 
+@pytest.mark.parametrize(
+    ("one", "two", "code", "verdict", "words"),
+    [
+        (found(9.0, 10.0, 11.0), found(20.0, None, None), 0, "better", "at least 20"),
+        (found(20.0, None, None), found(9.0, 10.0, 11.0), 1, "worse", "at least 20"),
+        (found(9.0, 10.0, 11.0), found(8.0, None, None), 0, "not shown to differ", "above "),
+        (found(20.0, None, None), found(8.0, None, None), 0, "not shown to differ", "not known"),
+    ],
+    ids=["above all it was", "below all it was", "may be either", "nothing known"],
+)
+def test_a_lower_bound_is_compared_as_one(one, two, code, verdict, words, tmp_path, capsys):
+    assert compared(tmp_path, one, two) == code
+    (change,) = json.loads(capsys.readouterr().out)["compared"][0]["changes"]
+    assert (change["verdict"], change["change"]) == (verdict, None)
+    assert change["before_at_least"] or change["after_at_least"]
+    run(["bench", "compare", str(tmp_path / "0.json"), str(tmp_path / "1.json")])
+    assert words in " ".join(capsys.readouterr().out.split())
+
+
 def test_of_many_results_each_is_compared_with_the_first(tmp_path, capsys):
     assert compared(tmp_path, result(0.1), result(0.1, 2), result(0.2, 3)) == 1
     first, second = json.loads(capsys.readouterr().out)["compared"]

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from sluice.cli.bench_search_report import interval_words, search_plots, search_
 from sluice.cli.main import run
 from sluice.loadtest.document import manifest, trial_document
 from sluice.loadtest.run_search import player
-from sluice.loadtest.search_record import SearchRecord
 from sluice.loadtest.trial import (
     CannotMeasure,
     Metric,
@@ -56,12 +56,17 @@ def test_a_command_of_the_page_measures_what_it_says(command, kind, monkeypatch)
     assert asked == [kind]
 
 
+def wanted_of(asked):
+    wanted = search_wanted(asked, [TTFT])
+    return replace(wanted, question=replace(wanted.question, client_rps=5000.0))
+
+
 @pytest.fixture(scope="module")
 def found():
     """A search on a queue, as the command has it."""
     engine = QueueEngine("many short prompts", prefill_s=0.02, twice_at=150.0)
     document = searched(
-        search_wanted(ASKED, [TTFT], 5000.0),
+        wanted_of(ASKED),
         player(QueueRunner(engine)),
         QueueStimulus(),
         lambda outcome: trial_document(outcome, [TTFT], 0.01),
@@ -110,9 +115,9 @@ def test_a_budget_that_is_too_short_is_refused_in_words(monkeypatch, capsys):
 def test_resuming_with_another_endpoint_or_model_is_refused(other, tmp_path):
     def begun(**of):
         asked = {**ASKED, "url": "http://a:1", "model": "small", "resume": tmp_path / "t", **of}
-        return SearchRecord(asked["resume"], search_wanted(asked, [TTFT], None).identity)
+        return search_wanted(asked, [TTFT]).record
 
-    begun()
+    assert begun() is not None
     with pytest.raises(CannotMeasure, match=rf"another search \({next(iter(other))} differ"):
         begun(**other)
 
@@ -129,10 +134,10 @@ def test_void_trials_are_kept_so_that_a_search_resumes_where_it_was(tmp_path):
             return TrialOutcome(plan, [], 1.0, void=Void(VoidCause.INTERRUPTED, "now"))
         return queue.run(plan, watch)
 
-    wanted = search_wanted({**ASKED, "resume": tmp_path / "trials"}, [TTFT], 5000.0)
+    asked = {**ASKED, "resume": tmp_path / "trials"}
     first, found = (
         searched(
-            wanted, play, QueueStimulus(), lambda one: trial_document(one, [TTFT], 0.01),
+            wanted_of(asked), play, QueueStimulus(), lambda one: trial_document(one, [TTFT], 0.01),
             BenchProgress(),
         )
         for _ in range(2)

@@ -85,6 +85,23 @@ def test_a_call_that_is_turned_away_before_admission_is_counted():
     in_virtual_time(work)
 
 
+def test_a_client_that_leaves_while_its_prompt_is_tokenised_has_one_ending():
+    async def work() -> None:
+        rig = Rig(served=served_model(SlowTokenising))
+        await rig.gateway.start()
+        task = asyncio.get_running_loop().create_task(rig.generate("left"))
+        await asyncio.sleep(0.4)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert rig.counts("requests_total") == {("tiny",): 1}
+        assert rig.counts("requests_ended_total") == {("tiny", "cancelled"): 1}
+        assert rig.value("phase_seconds_total", "tiny", "admission") == pytest.approx(0.4)
+        rig.check_empty()
+
+    in_virtual_time(work)
+
+
 @pytest.mark.parametrize("steps_before", [0, 1, 3])
 def test_a_cancelled_call_frees_its_blocks_after_the_running_step(steps_before):
     async def work() -> None:

@@ -161,6 +161,23 @@ def test_a_retriever_that_fails_costs_its_passages_and_not_the_answer(run, searc
     run(work, search)
 
 
+def test_a_picture_is_not_counted_by_its_bytes(run):
+    async def work(front):
+        picture = {
+            "type": "image_url",
+            "image_url": {"url": "data:image/png;base64," + "A" * 300_000},
+        }
+        content = [{"type": "text", "text": "What is this?"}, picture]
+        seen = await front.ask(
+            model="docs", streamed=False, messages=[{"role": "user", "content": content}]
+        )
+        assert len(seen.json["retrieval"]["sources"]) == 2
+        kinds = [part["type"] for part in front.sent["messages"][0]["content"]]
+        assert kinds == ["text", "text", "image_url"]
+
+    run(work, models__m__context_tokens_max="8192")
+
+
 def test_nothing_is_retrieved_for_an_engine_that_does_not_serve(run):
     async def work(front):
         refused = await front.ask(model="docs", streamed=False)
@@ -168,6 +185,22 @@ def test_nothing_is_retrieved_for_an_engine_that_does_not_serve(run):
         assert not front.retriever.requests
 
     run(work, models__m__urls='["http://127.0.0.1:1"]')
+
+
+def test_a_client_that_leaves_during_retrieval_ends_it_and_is_counted_once(run):
+    async def work(front):
+        body = {"model": "docs", "messages": [{"role": "user", "content": "a b c"}]}
+        connection = await front.send("/v1/chat/completions", body)
+        await front.retriever.until(lambda: bool(front.retriever.requests))
+        await front.leave(connection)
+        await front.retriever.until(lambda: not front.retriever.open_now)
+        found = await front.metrics()
+        assert found["requests_ended_total", "m", "cancelled"] == 1
+        assert found["requests_total", "m"] == 1
+        assert not [key for key in found if key[0] == "refusals_total" and found[key]]
+        assert not [one for one in front.engine.requests if one.method == "POST"]
+
+    run(work, lambda request: [Hold()])
 
 
 def test_a_slow_retriever_is_left_at_its_deadline(run):

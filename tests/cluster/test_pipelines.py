@@ -134,6 +134,10 @@ def test_retrieval_that_comes_late_keeps_as_many_passages_as_leave_time(run):
     async def work(rig):
         await ending(await rig.gateway.generate(rig.call("warm")))  # the speed is known from here
         rig.retriever.delay_s = lambda: 0.7
+        seen = rig.retriever.found
+        rig.retriever.found = [
+            replace(one, document="other", text=f"New {one.text}") for one in seen
+        ]
         stream = await rig.gateway.generate(rig.call("b"))
         told = stream.terms.retrieval
         assert told.found == 6
@@ -141,11 +145,65 @@ def test_retrieval_that_comes_late_keeps_as_many_passages_as_leave_time(run):
         assert told.degraded == (FEWER,)
         # The best ones: the retriever's first.
         assert [one.id for one in told.sources] == [
-            f"handbook#{n}" for n in range(1, len(told.sources) + 1)
+            f"other#{n}" for n in range(1, len(told.sources) + 1)
         ]
         await ending(stream)
 
     run(work, FakeRetriever(passages(6, words=10)))
+
+
+@pytest.mark.parametrize("form", ["chat", "text"])
+def test_passages_that_are_cached_need_no_time(run, form):
+    """The retrieval of the test before, of passages that the replica has seen."""
+
+    async def work(rig):
+        def call(name, question):
+            text = TextPrompt(question)
+            return rig.call(name, question) if form == "chat" else rig.call(name, prompt=text)
+
+        await ending(await rig.gateway.generate(call("warm", "What?")))
+        rig.retriever.delay_s = lambda: 0.7
+        began_ns = rig.rig.clock()
+        stream = await rig.gateway.generate(call("b", "How is it?"))
+        told = stream.terms.retrieval
+        assert (len(told.sources), told.degraded) == (6, ())
+        await anext(stream)
+        assert (rig.rig.clock() - began_ns) / S < 1.0
+        finished = await ending(stream)
+        assert finished.usage.cached_tokens > 0.8 * finished.usage.prompt_tokens
+
+    run(work, FakeRetriever(passages(6, words=10)))
+
+
+def test_passages_of_which_some_are_cached_are_kept_as_far_as_there_is_time(run):
+    async def work(rig):
+        rig.retriever.found = passages(3, words=20)
+        await ending(await rig.gateway.generate(rig.call("warm")))
+        rig.retriever.found = passages(6, words=20)
+        rig.retriever.delay_s = lambda: 0.7
+        stream = await rig.gateway.generate(rig.call("b"))
+        told = stream.terms.retrieval
+        assert 3 <= len(told.sources) < 6
+        assert told.degraded == (FEWER,)
+        await ending(stream)
+
+    run(work, FakeRetriever())
+
+
+def test_the_beginning_of_a_long_conversation_leaves_retrieval_its_time_where_it_is_cached(run):
+    said = [{"role": "user", "content": "word " * 160}, {"role": "assistant", "content": "Yes."}]
+    prompt = ChatPrompt([*said, {"role": "user", "content": "How?"}])
+
+    async def work(rig):
+        await ending(await rig.gateway.generate(rig.call("warm")))  # the speed is known from here
+        stream = await rig.gateway.generate(rig.call("new", prompt=prompt, body_bytes=900))
+        assert stream.terms.retrieval.degraded == (NO_RETRIEVAL,)
+        await ending(stream)
+        stream = await rig.gateway.generate(rig.call("again", prompt=prompt, body_bytes=900))
+        assert stream.terms.retrieval.degraded == ()
+        await ending(stream)
+
+    run(work, FakeRetriever(passages(1, words=2), delay_s=lambda: 0.3))
 
 
 def test_the_class_of_a_call_and_the_deadline_of_its_client_make_the_budget(run):
@@ -291,10 +349,15 @@ def test_long_passages_are_counted_and_quoted_in_a_thread_and_the_fleet_is_asked
         predicted.append(threading.get_ident())
         return Predicted(queue_ns=0, prefill_token_ns=1.0, token_ns=1, output_tokens=1)
 
+    async def nothing_cached(context):
+        return 0
+
     async def main():
         found = FakeRetriever(passages(1, words=words))
         stage = RetrievalStage(StageLimits("docs"), found, None, Watched(), time.monotonic_ns)
-        asked = Asked("How?", 1, 1, None, None, 1000, True, tokens_in, prediction)
+        asked = Asked(
+            "How?", 1, 1, None, None, 1000, True, tokens_in, prediction, nothing_cached
+        )  # fmt: skip
         told, context = await stage.run(asked)
         assert (len(told.sources), "Fact 1" in context) == (1, True)
 
@@ -313,8 +376,38 @@ def test_a_client_that_leaves_during_retrieval_leaves_nothing_behind(run):
             await task
         stage = rig.gateway._pipelines["docs"].stage
         assert stage._in_flight == 0
+        assert retriever.left == 1
+        assert rig.rig.counts("requests_total") == {("tiny",): 1}
+        assert rig.rig.counts("requests_ended_total") == {("tiny", "cancelled"): 1}
+        assert rig.rig.value("phase_seconds_total", "tiny", "retrieval") == pytest.approx(0.1)
 
-    run(work, FakeRetriever(passages(1), delay_s=lambda: 0.5))
+    retriever = FakeRetriever(passages(1), delay_s=lambda: 0.5)
+    run(work, retriever)
+
+
+def test_a_client_that_leaves_during_retrieval_is_in_the_journal_once(tmp_path):
+    async def main():
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        clocks = Clocks(loop.now_ns, loop.now_ns)
+        journal = JournalWriter(tmp_path, "gateway", clocks, JournalLimits())
+        rig = PipelineRig(FakeRetriever(passages(1), delay_s=lambda: 0.5), journal=journal)
+        await rig.rig.gateway.start()
+        task = loop.create_task(rig.gateway.generate(rig.call("left")))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        await asyncio.wait([task])
+        await rig.rig.gateway.close()
+
+    in_virtual_time(main)
+    records = [one.record for one in JournalReader(tmp_path).entries()]
+    assert [type(one).__name__ for one in records if getattr(one, "id", "") == "left"] == [
+        "RequestArrived",
+        "RequestEnded",
+    ]
+    life = life_of(JournalReader(tmp_path).entries(), "left")
+    assert life is not None
+    assert (life.phases[0].phase, life.phases[0].duration_ns) == ("retrieval", 200_000_000)
 
 
 def test_passages_that_do_not_fit_the_context_are_left_out(run):

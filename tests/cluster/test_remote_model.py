@@ -43,6 +43,16 @@ def test_tokens_are_estimated_from_bytes_and_learned_from_usage():
     assert 450 < submitted(of, messages("x" * 4000)).request.prompt_tokens < 550
 
 
+def test_what_a_call_would_be_is_what_it_becomes():
+    of, body = model(), json.dumps(messages("word " * 2000)).encode()
+    raw = RawPrompt(
+        "/v1/chat/completions", SentBody(body, members_of(body), unread), False, False, ()
+    )
+    call = Call("r", "big", 0, raw)
+    assert of.request_of(call) == asyncio.run(of.submit(call)).request
+    assert len(of.request_of(call).prefixes) > 5
+
+
 def picture(url):
     parts = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": url}]
     return {"messages": [{"role": "user", "content": parts}]}

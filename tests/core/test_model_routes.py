@@ -230,13 +230,36 @@ def test_load_takes_its_part_of_the_share_that_there_is_where_that_has_moved():
     assert routed.ask(0.75).threshold == pytest.approx(0.85)  # half of the 60 %
 
 
+def test_what_was_learned_of_the_traffic_stays_while_the_classifier_is_the_same():
+    routed = Routed()
+    for i in range(1000):
+        routed.ask(0.5 + i / 2000)  # all are above most scores of training
+    learned = routed.fleet.routes["auto"].threshold
+    assert learned == pytest.approx(0.85, abs=0.01)
+    changes = (
+        (replace(ROUTE, spill=0.25, shadow=True), learned, 0.3),
+        (replace(ROUTE, share=0.1), 0.95, 0.1),
+        (replace(ROUTE, follow=False), 0.70, 0.6),  # the threshold of training, held by its share
+        (replace(ROUTE, share=None, threshold=0.75), 0.75, 0.5),
+        (ROUTE, learned, 0.3),
+    )
+    for limits, threshold, share in changes:
+        routed.configure(limits)
+        view = routed.fleet.routes["auto"].view()
+        assert view.threshold == pytest.approx(threshold, abs=0.01)
+        assert view.scores == 1000
+        assert view.share == pytest.approx(share, abs=0.01)
+    routed.configure(replace(ROUTE, cuts=tuple(cut / 2 for cut in ROUTE.cuts)))
+    view = routed.fleet.routes["auto"].view()
+    assert (view.threshold, view.scores, view.share) == (0.35, 0, 0.0)
+
+
 def test_other_settings_hold_at_once_and_the_same_ones_forget_nothing():
     routed = Routed()
     routed.ask(0.1)
     routed.configure(ROUTE)
     assert routed.fleet.routes["auto"].view().scores == 1
     routed.configure(replace(ROUTE, share=0.1))
-    assert routed.fleet.routes["auto"].view().scores == 0
     assert routed.ask(0.75).model == "small"
     routed.at(0, Reconfigured(POOLS, ()))
     assert not routed.fleet.routes

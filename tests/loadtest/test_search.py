@@ -1,17 +1,25 @@
 """Searches against engines whose truth is known, in no time."""
 
+import errno
+import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks.truth.core import CoreEngine, CoreRunner, CoreStimulus
 from benchmarks.truth.queue import QueueEngine, QueueRunner, QueueStimulus
-from sluice.loadtest.client_limit import client_limit
+from sluice.cli.bench_progress import BenchProgress
+from sluice.cli.bench_search import SearchWanted, client_known
+from sluice.cli.bench_search_report import interval_words, search_rows
+from sluice.loadtest.client_limit import ClientLimit, client_limit, client_machine
 from sluice.loadtest.run_search import player, run_search
+from sluice.loadtest.sample import Count, Sample
 from sluice.loadtest.search import Question, Search, Stage
 from sluice.loadtest.search_document import search_document
 from sluice.loadtest.search_record import SearchRecord
+from sluice.loadtest.series import Slope
 from sluice.loadtest.trial import (
     CannotMeasure,
     ClosedLoop,
@@ -138,6 +146,49 @@ def test_a_search_goes_on_from_recorded_trials(tmp_path):
         SearchRecord(path, {"ttft": "1s"})
 
 
+def test_what_the_client_can_send_is_kept_with_the_trials(tmp_path):
+    path, asked = tmp_path / "trials.jsonl", {"ttft": "300ms"}
+    here, elsewhere = client_machine(1), {**client_machine(1), "host": "another"}
+    progress, measured = BenchProgress(), []
+
+    def known(processes=1, rps=512.0):
+        def measure():
+            measured.append(rps)
+            return rps
+
+        wanted = SearchWanted(question(), SearchRecord(path, asked))
+        return client_known(wanted, processes, measure, progress).question.client_rps
+
+    assert (known(), measured) == (512.0, [512.0])
+    assert (known(rps=256.0), measured) == (512.0, [512.0])
+    assert known(processes=2, rps=900.0) == 900.0
+    assert SearchRecord(path, asked).client == ClientLimit(900.0, client_machine(2))
+    assert here != elsewhere
+    SearchRecord(path, asked).add_client(ClientLimit(64.0, elsewhere))
+    assert known(rps=128.0) == 128.0
+    assert known(rps=None) == 128.0
+
+
+def test_a_disk_that_is_full_tears_no_line_of_the_trials(tmp_path, monkeypatch):
+    path, asked = tmp_path / "trials.jsonl", {"ttft": "300ms"}
+    record, limit = SearchRecord(path, asked), ClientLimit(64.0, client_machine(1))
+
+    class Full(io.FileIO):
+        def write(self, data):
+            if self.tell() > size:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(bytes(data)[:20])
+
+    size = path.stat().st_size
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", lambda self, *_, **__: Full(self, "ab"))
+        with pytest.raises(OSError, match="No space"):
+            record.add_client(limit)
+    assert path.stat().st_size == size
+    record.add_client(limit)
+    assert SearchRecord(path, asked).client == limit
+
+
 def test_rates_that_the_client_cannot_send_are_not_tried():
     runner = Voided(lambda plan: None)
     search = searched(question(client_rps=30.0, budget_s=600.0), runner)
@@ -164,18 +215,21 @@ def test_an_endpoint_that_answers_nothing_ends_the_search_in_words():
     assert document["search_notes"] == ["nothing_answered: connection refused"]
 
 
-def test_an_interrupted_search_keeps_what_it_knows():
+@pytest.mark.parametrize("cause", [VoidCause.INTERRUPTED, VoidCause.NOTHING_ANSWERED])
+def test_a_search_that_is_broken_off_or_whose_server_dies_keeps_what_it_knows(cause):
     count = 0
 
-    def interrupted(_):
+    def broken_off(_):
         nonlocal count
         count += 1
-        return Void(VoidCause.INTERRUPTED, "after 3 s") if count == 12 else None
+        return Void(cause, "after 3 s") if count >= 12 else None
 
-    document = search_document(searched(question(), Voided(interrupted)))
+    document = search_document(searched(question(), Voided(broken_off)))
     assert document["valid"]
     assert not document["complete"]
     assert document["slo_rps"]["low"] is not None
+    assert document["search_notes"][0] == f"{cause}: after 3 s"
+    assert count == 12
 
 
 def test_a_target_that_no_rate_keeps_gives_no_estimate_and_names_it():
@@ -228,6 +282,47 @@ def test_a_closed_loop_too_large_does_not_say_how_long_answers_take():
         if stage is Stage.BRACKET
     ]
     assert max(took_s) < 40.0
+
+
+def trial(rate_rps, missed=0, trend="stable", clients=None):
+    """A trial of ten seconds, as it is kept."""
+    drift = {"stable": Slope(0.0, 0.001), "unstable": Slope(0.5, 0.01)}[trend]
+    requests = round(10 * rate_rps)
+    batches = tuple(Count(requests // 10, missed // 10) for _ in range(10))
+    return Sample(
+        0.0 if clients else rate_rps, clients, 10.0, 14.0, None, False, requests, 0,
+        rate_rps, 1.0, 0.1, 10.0, 0.1, {"ttft": batches}, drift,
+    )  # fmt: skip
+
+
+def known_of(*open_loop):
+    search = Search(question())
+    search.samples = [trial(100.0, clients=16), *open_loop]
+    search.stages = [Stage.LADDER] + [Stage.FIT] * len(open_loop)
+    return search_document(search)
+
+
+MET = (trial(60.0), trial(100.0), trial(120.0, trend="unstable"), trial(145.0))
+
+
+@pytest.mark.parametrize("beyond", [(), (trial(170.0, trend="unstable"),)], ids=["calm", "grows"])
+def test_where_no_trial_missed_a_target_the_slo_rate_is_a_lower_bound(beyond):
+    document = known_of(*MET, *beyond)
+    slo = document["slo_rps"]
+    assert (slo["estimate"], slo["high"], slo["resolved"]) == (None, None, False)
+    assert slo["low"] <= 145.0
+    assert slo["low"] > (140.0 if not beyond else 60.0)
+    assert document["binding"] == ("capacity" if beyond else None)
+    words = f"at least {slo['low']:.3g}/s"
+    assert f"SLO rate {words}" in interval_words(document)
+    # The rows of the terminal, of Markdown and of the page.
+    assert ("SLO rate", words) in search_rows({**document, "trials": []})
+
+
+def test_one_trial_that_missed_makes_it_an_estimate():
+    slo = known_of(*MET, trial(170.0, missed=800))["slo_rps"]
+    assert slo["low"] < slo["estimate"] < slo["high"]
+    assert 140.0 < slo["estimate"] < 170.0
 
 
 def test_the_client_is_measured_until_it_is_late():

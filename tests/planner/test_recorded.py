@@ -14,6 +14,7 @@ from sluice.telemetry.records import (
     RequestArrived,
     RequestEnded,
     RequestRejected,
+    RequestRouted,
 )
 from sluice.workload.asks import BadWorkload
 
@@ -74,6 +75,24 @@ def test_what_is_not_known_is_drawn_from_others_of_the_class(tmp_path):
     asks = list(recorded.asks(1))
     assert (asks[1].prompt_tokens, asks[1].output_tokens) == (100, 33)
     assert (asks[2].prompt_tokens, asks[2].output_tokens) == (70, 55)
+
+
+def test_a_request_for_a_route_is_played_at_the_model_that_was_chosen(tmp_path):
+    ways = {"m": "simple", "large": "complex"}
+    records = []
+    for number, model in enumerate(("m", "large", "m")):
+        came = msgspec.structs.replace(arrived(number), model=model)
+        way = ways[model]
+        records += [
+            RequestRouted(came.t_ns - MS, came.id, "auto", model, way, "score", 0.4, 0.5),
+            came,
+            msgspec.structs.replace(ended(number), model=model),
+        ]
+    recorded = read(
+        tmp_path, msgspec.structs.replace(READY, replica="l-0", model="large"), *records
+    )
+    assert [ask.model for ask in recorded.asks(1)] == ["m", "large", "m"]
+    assert list(recorded.models) == ["m", "large"]
 
 
 def test_a_client_that_left_leaves_again(tmp_path):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -24,6 +24,7 @@ from sluice.cli.bench_progress import BenchProgress
 from sluice.cli.bench_report import print_result, trials_of
 from sluice.cli.bench_search import (
     budget_wanted_s,
+    client_known,
     name_of,
     search_options,
     search_wanted,
@@ -83,7 +84,9 @@ certified, 2 a trial is void or nothing could be said, or bad input.
 
 
 class _Bench(click.Command):
-    """Takes a URL, or ``compare`` and the files of results."""
+    """Takes a URL, or ``compare`` and the files of results; ``inner`` are such commands."""
+
+    inner: ClassVar[Sequence[click.Command]] = (compare,)
 
     def make_context(self, *given: Any, **extra: Any) -> click.Context:
         name, words, *rest = given
@@ -209,10 +212,14 @@ def _searched(session: Session, asked: Mapping[str, Any], outputs: Outputs) -> d
     with _runner(session, asked) as runner, BenchProgress() as progress:
         for note in session.calibration.notes:
             progress.say(f"note: {note}")
-        limit_rps = _client_rps(session, asked, progress)
         target = session.calibration.target
         of = {"url": f"{target.netloc}{target.path}", "model": target.model}
-        wanted = search_wanted({**asked, **of}, session.objectives, limit_rps)
+        wanted = client_known(
+            search_wanted({**asked, **of}, session.objectives),
+            asked["processes"],
+            lambda: _client_rps(session, asked, progress),
+            progress,
+        )
 
         def play(wish: Wish, plan: TrialPlan, watch: Watch) -> TrialOutcome:
             outcome = _play(session, runner, progress, (name_of(wish), plan), watch)

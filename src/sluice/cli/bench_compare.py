@@ -78,14 +78,26 @@ def _read(path: Path) -> Any:
         raise BadInput(f"{path} is no JSON document of sluice bench: {error}") from None
 
 
+def _words_of(row: Change) -> tuple[str, str, str, str]:
+    """Before, after, the change between them, and its interval."""
+    before, after = (
+        f"{'at least ' if at_least else ''}{value:.4g}"
+        for value, at_least in ((row.before, row.before_at_least), (row.after, row.after_at_least))
+    )
+    if row.low is not None and row.high is not None:
+        interval = f"{row.low:+.1%} to {row.high:+.1%}"
+    elif row.low is None and row.high is None:
+        interval = "not known"
+    else:
+        interval = f"above {row.low:+.1%}" if row.high is None else f"below {row.high:+.1%}"
+    return before, after, "" if row.change is None else f"{row.change:+.1%}", interval
+
+
 def _print(found: Sequence[_Compared]) -> None:
     console = plain_console()
     for one in found:
         table = Table("load", "measure", "before", "after", "change", "interval", "")
         for row in one.changes:
-            table.add_row(
-                row.load, row.measure, f"{row.before:.4g}", f"{row.after:.4g}",
-                f"{row.change:+.1%}", f"{row.low:+.1%} to {row.high:+.1%}", row.verdict.value,
-            )  # fmt: skip
+            table.add_row(row.load, row.measure, *_words_of(row), row.verdict.value)
         console.print(f"{one.before} and {one.after}")
         console.print(table)

@@ -4,7 +4,8 @@ Options, files and words of a search; how it goes is decided in ``loadtest/searc
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, assert_never
 
@@ -13,6 +14,7 @@ import click
 from sluice.cli.bench_progress import BenchProgress
 from sluice.cli.bench_search_report import interval_words
 from sluice.config.units import parse_duration_s
+from sluice.loadtest.client_limit import ClientLimit, client_machine
 from sluice.loadtest.run_search import Play, run_search
 from sluice.loadtest.sample import Sample
 from sluice.loadtest.search import BUDGET_QUICK_S, BUDGET_S, Question, Search, Wish
@@ -58,20 +60,16 @@ class SearchWanted:
     """What was asked for."""
 
     question: Question
-    resume: Path | None
-    identity: Mapping[str, Any]
+    record: SearchRecord | None
 
 
-def search_wanted(
-    asked: Mapping[str, Any], objectives: Sequence[Objective], client_rps: float | None
-) -> SearchWanted:
-    """The search. Raises ``CannotMeasure``."""
+def search_wanted(asked: Mapping[str, Any], objectives: Sequence[Objective]) -> SearchWanted:
+    """The search, with what it kept of an earlier run. Raises ``CannotMeasure``."""
     budget_s = budget_wanted_s(asked)
     question = Question(
         {one.metric.value: one for one in objectives},
         budget_s=budget_s,
         seed=asked["seed"],
-        client_rps=client_rps,
         drift_tolerance=DRIFT_TOLERANCE_QUICK if asked["quick"] else DRIFT_TOLERANCE,
     )
     left_out = {"resume", "out", "rows", "markdown", "html", "processes", "lag_max"}
@@ -80,7 +78,27 @@ def search_wanted(
         for key, value in asked.items()
         if value not in (None, (), False) and key not in left_out
     }
-    return SearchWanted(question, asked["resume"], identity)
+    record = None if asked["resume"] is None else SearchRecord(asked["resume"], identity)
+    return SearchWanted(question, record)
+
+
+def client_known(
+    wanted: SearchWanted,
+    processes: int,
+    measure: Callable[[], float | None],
+    progress: BenchProgress,
+) -> SearchWanted:
+    """The search with what the client can send: as an earlier run on this machine has measured it,
+    so that the same trials are wished for, or measured now."""
+    machine, record = client_machine(processes), wanted.record
+    if record is not None and record.client is not None and record.client.machine == machine:
+        limit = record.client
+        progress.say("the client alone: as it was measured before")
+    else:
+        limit = ClientLimit(measure(), machine)
+        if record is not None:
+            _kept(partial(record.add_client, limit), progress)
+    return replace(wanted, question=replace(wanted.question, client_rps=limit.rps))
 
 
 def budget_wanted_s(asked: Mapping[str, Any]) -> float:
@@ -108,7 +126,7 @@ def searched(
 ) -> dict[str, Any]:
     """The search with all its trials, played to the end of the budget or to an interruption."""
     search = Search(wanted.question)
-    record = None if wanted.resume is None else SearchRecord(wanted.resume, wanted.identity)
+    record = wanted.record
     before = [] if record is None else list(record.trials)
     documents: list[Mapping[str, Any]] = []
     if before:
@@ -120,7 +138,7 @@ def searched(
         if outcome is not None:
             # Void trials have numbers too; one that ended the search is to be tried again.
             if record is not None and search.stopped is None:
-                _kept(record, progress, (wish, sample, document))
+                _kept(partial(record.add, wish, sample, document), progress)
             progress.say(f"  {interval_words(search_document(search))}")
 
     recorded = [(wish, sample) for wish, sample, _ in before]
@@ -128,15 +146,11 @@ def searched(
     return {**search_document(search), "trials": documents}
 
 
-def _kept(
-    record: SearchRecord,
-    progress: BenchProgress,
-    trial: tuple[Wish, Sample, Mapping[str, Any]],
-) -> None:
+def _kept(keep: Callable[[], None], progress: BenchProgress) -> None:
     try:
-        record.add(*trial)
+        keep()
     except OSError as error:
-        progress.say(f"cannot keep the trial: {error.strerror or error}")
+        progress.say(f"cannot keep it for --resume: {error.strerror or error}")
 
 
 def name_of(wish: Wish) -> str:

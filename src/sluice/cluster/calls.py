@@ -113,6 +113,19 @@ class LiveCalls:
         self._observer.arrived(call, request, served.text_of)
         return stream
 
+    def left_early(self, call: Call, least: Request, retrieval_ns: int) -> None:
+        """The client left before the call was admitted; ``least`` is all that is known of it.
+
+        Retrieving took ``retrieval_ns``, where it is not over.
+        """
+        self._observer.arrived(call, least, lambda _: "")
+        if call.retrieval is not None:
+            retrieval_ns = call.retrieval.duration_ns
+        admission_ns = self._clock() - call.arrived_ns - retrieval_ns
+        phases, nothing = PhaseTimes(retrieval_ns, admission_ns), Usage(0, 0, 0)
+        ended = RequestEnded(call.id, EndReason.CANCELLED, nothing, phases, 0, _CLIENT_LEFT)
+        self._observer.ended(least, ended)
+
     # ------------------------------------------------------------------------------- on the way
 
     def dispatched(self, effect: Dispatch) -> Submit | Relay:

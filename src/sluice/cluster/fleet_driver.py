@@ -139,6 +139,10 @@ class FleetDriver:
         stream.raise_refusal()
         return stream
 
+    def left_early(self, call: Call, least: Request, retrieval_ns: int = 0) -> None:
+        """The client left while the call was made ready; see ``LiveCalls.left_early``."""
+        self._calls.left_early(call, least, retrieval_ns)
+
     def choose(self, question: Question) -> Choice:
         """The model for a request that names a route."""
         return self._fleet.choose(question, self._clock())
@@ -170,9 +174,9 @@ class FleetDriver:
             self._members.know(pool.replica_ids, launch)
         self._handle(limits)
 
-    def predicted(self, model: str) -> Predicted:
-        """What the next call for a model is predicted to take."""
-        return self._fleet.predicted(model, self._clock())
+    def predicted(self, model: str, request: Request | None = None) -> Predicted:
+        """What the next call for a model, which may be this one, is predicted to take."""
+        return self._fleet.predicted(model, self._clock(), request)
 
     def pools(self) -> Sequence[PoolView]:
         """The models and replicas as the fleet sees them at this moment."""

@@ -4,6 +4,7 @@ Implements ``server.ports.Gateway``. What a call's text means is ``served``'s bu
 and replicas are ``fleet_driver``'s, what is measured is ``observer``'s.
 """
 
+from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -75,6 +76,9 @@ class LocalGateway:
         except Overloaded as error:
             early = Refused(call.id, call.client_id, call.model, error.status, error.reason)
             self.refused(early)
+            raise
+        except CancelledError:
+            self._driver.left_early(call, served.classes.request(call, (), 1))
             raise
 
     def served(self, model: str) -> AnyModel:

@@ -9,7 +9,7 @@ the prompt with its passages, and the time that they took.
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,7 +19,9 @@ from sluice.cluster.calls import AnyModel
 from sluice.cluster.forward import with_members
 from sluice.cluster.gateway import LocalGateway
 from sluice.cluster.retrieving import Asked, RetrievalStage
+from sluice.cluster.token_counts import TokenCounts
 from sluice.core.errors import InvalidRequest, Overloaded, RequestError
+from sluice.core.request import Request
 from sluice.core.tenants import Allowance
 from sluice.runtime.generation import (
     Call,
@@ -28,10 +30,12 @@ from sluice.runtime.generation import (
     Readiness,
     Refused,
     Relaying,
+    SentBody,
 )
 from sluice.runtime.quoting import (
     PROMPT_MEMBERS,
     AnyPrompt,
+    media_surplus,
     prompt_in,
     prompt_value,
     question_of,
@@ -41,8 +45,8 @@ from sluice.runtime.streams import PieceStream
 
 # Reading and writing a larger body holds up the event loop for milliseconds.
 _INLINE_BYTES_MAX = 256 * 1024
-# Of passages of usual size this is some megabytes.
-_PASSAGES_KNOWN = 4096
+# So does tokenising more than this.
+_TOKENISED_BYTES_MAX = 16_384
 # Left free of passages for an answer without a limit of its own.
 _OUTPUT_TOKENS_SPARED = 256
 
@@ -67,11 +71,8 @@ class PipelineGateway:
         self._behind = behind
         self._pipelines = {one.name: one for one in pipelines}
         self._models_are = self._whose(behind.relaying)
-        # Passages come again and again, and counting their tokens takes longer than all the rest.
-        self._tokens_in = {
-            one.name: lru_cache(_PASSAGES_KNOWN)(behind.served(one.model).tokens_in)
-            for one in pipelines
-        }
+        models = {one.model for one in pipelines}
+        self._tokens_in = {name: TokenCounts(behind.served(name).tokens_in) for name in models}
 
     @property
     def relaying(self) -> Relaying:
@@ -110,6 +111,7 @@ class PipelineGateway:
             return await self._behind.generate(call)
         call = replace(call, model=pipeline.model)
         try:
+            call = self._behind.served(call.model).named(call)
             call = await self._retrieved(pipeline, call)
         except RequestError as error:
             self.refused(Refused(call.id, call.client_id, call.model, 400, error.code))
@@ -150,28 +152,33 @@ class PipelineGateway:
     async def _retrieved(self, pipeline: Pipeline, call: Call) -> Call:
         """The call with what was found for it. Raises ``RequestError`` or ``Overloaded``."""
         served = self._behind.served(pipeline.model)
-        call = served.named(call)
+        least = served.classes.request(call, (), 1)
         # Also before a remote engine: retrieving is more work than counting a call.
-        self._behind.driver.refuse_before_work(call, served.classes.request(call, (), 1))
-        prompt = await _prompt_of(call)
-        asked = self._asked(pipeline, served, call, question_of(prompt))
+        self._behind.driver.refuse_before_work(call, least)
+        began_ns = pipeline.stage.now_ns()
         try:
+            prompt = await _prompt_of(call)
+            asked = self._asked(pipeline, served, call, prompt)
             retrieval, context = await pipeline.stage.run(asked)
+            if context:
+                call = await _with_context(call, prompt, context)
         except Overloaded as error:
             self.refused(Refused(call.id, call.client_id, call.model, error.status, error.reason))
             raise
-        call = replace(call, retrieval=retrieval)
-        if not context:
-            return call
-        return await _with_context(call, prompt, context)
+        except asyncio.CancelledError:
+            self._behind.driver.left_early(call, least, pipeline.stage.now_ns() - began_ns)
+            raise
+        return replace(call, retrieval=retrieval)
 
-    def _asked(self, pipeline: Pipeline, served: AnyModel, call: Call, question: str) -> Asked:
+    def _asked(self, pipeline: Pipeline, served: AnyModel, call: Call, prompt: AnyPrompt) -> Asked:
+        question = question_of(prompt)
         due = served.classes.request(call, (), 1)
         first_due_ns = due.ttft_due_ns
         if first_due_ns is None and pipeline.ttft_ns is not None:
             first_due_ns = call.arrived_ns + pipeline.ttft_ns
         # The whole prompt is taken to have as many tokens for its size as the question.
-        times = call.body_bytes / max(1, len(question.encode("utf-8", "replace")))
+        size = call.body_bytes - media_surplus(prompt)
+        times = size / max(1, len(question.encode("utf-8", "replace")))
         prompt_tokens = round(served.tokens_in(question) * max(1.0, times))
         output_tokens = call.output_tokens_max or _OUTPUT_TOKENS_SPARED
         return Asked(
@@ -182,9 +189,27 @@ class PipelineGateway:
             whole_due_ns=due.deadline_ns,
             room_tokens=served.card.context_tokens_max - prompt_tokens - output_tokens,
             may_degrade=call.may_degrade,
-            tokens_in=self._tokens_in[pipeline.name],
+            tokens_in=self._tokens_in[pipeline.model],
             predicted=lambda: self._behind.driver.predicted(pipeline.model),
+            cached_with=partial(self._cached_with, served, call, prompt),
         )
+
+    async def _cached_with(
+        self, served: AnyModel, call: Call, prompt: AnyPrompt, context: str
+    ) -> int:
+        """Tokens of a call's prompt, with this before its question, that need no prefill."""
+
+        def counted() -> Request:
+            return served.request_of(_changed(call, prompt, context))
+
+        try:
+            if call.body_bytes + len(context) > _TOKENISED_BYTES_MAX:
+                request = await asyncio.to_thread(counted)
+            else:
+                request = counted()
+        except RequestError:
+            return 0  # it is too long: for admission to say, which knows all of it
+        return self._behind.driver.predicted(call.model, request).cached_tokens
 
 
 async def _prompt_of(call: Call) -> AnyPrompt:
@@ -212,20 +237,36 @@ def _read(raw: RawPrompt) -> AnyPrompt:
 
 async def _with_context(call: Call, prompt: AnyPrompt, context: str) -> Call:
     """The call with passages in its prompt, in each form that it may be sent on in."""
-    raw = call.prompt if isinstance(call.prompt, RawPrompt) else call.raw
-    if raw is not None:
-        if len(raw.body) > _INLINE_BYTES_MAX:
-            await asyncio.to_thread(_rewrite, raw, context)
-        else:
-            _rewrite(raw, context)
+    raw = _raw_of(call)
+    if raw is not None and len(raw.body) > _INLINE_BYTES_MAX:
+        changed = await asyncio.to_thread(_changed, call, prompt, context)
+    else:
+        changed = _changed(call, prompt, context)
+    body = _raw_of(changed)
+    if raw is not None and body is not None:
+        # Whoever serves the call holds the body that it came with.
+        raw.sent.change(body.sent.raw, body.sent.fields, body.sent.understand)
+    kept = call.prompt if isinstance(call.prompt, RawPrompt) else changed.prompt
     body_bytes = call.body_bytes + len(context.encode("utf-8", "replace"))
+    return replace(call, prompt=kept, body_bytes=body_bytes)
+
+
+def _raw_of(call: Call) -> RawPrompt | None:
+    return call.prompt if isinstance(call.prompt, RawPrompt) else call.raw
+
+
+def _changed(call: Call, prompt: AnyPrompt, context: str) -> Call:
+    """A copy of the call with passages in its prompt, in each form; its own body stays as it is."""
+    raw = _raw_of(call)
+    body = None if raw is None else replace(raw, sent=_rewritten(raw, context))
     if isinstance(call.prompt, RawPrompt):
-        return replace(call, body_bytes=body_bytes)
-    return replace(call, prompt=with_context(prompt, context), body_bytes=body_bytes)
+        assert body is not None
+        return replace(call, prompt=body)
+    return replace(call, prompt=with_context(prompt, context), raw=body)
 
 
-def _rewrite(raw: RawPrompt, context: str) -> None:
-    """Put passages into a body for an engine; all members but the prompt keep their bytes."""
+def _rewritten(raw: RawPrompt, context: str) -> SentBody:
+    """A body for an engine with passages; all its members but the prompt keep their bytes."""
     name, sent = PROMPT_MEMBERS[raw.path], raw.sent
     value = prompt_value(with_context(_read(raw), context))
     fields: Mapping[str, Any] = {**sent.fields, name: msgspec.Raw(msgspec.json.encode(value))}
@@ -236,4 +277,4 @@ def _rewrite(raw: RawPrompt, context: str) -> None:
         assert not isinstance(call.prompt, RawPrompt)
         return replace(call, prompt=with_context(call.prompt, context))
 
-    sent.change(with_members(fields, {name: value}), fields, understood)
+    return SentBody(with_members(fields, {name: value}), fields, understood)

@@ -15,6 +15,7 @@ from sluice.cluster.classes import ServiceClasses
 from sluice.cluster.forward import Forward
 from sluice.core.errors import InvalidRequest
 from sluice.core.events import ReplicaLimits
+from sluice.core.request import Request
 from sluice.runtime.generation import Call, ModelCard, RawPrompt
 
 # Tokens that one block of text stands for, and its size at the usual ratio.
@@ -103,15 +104,23 @@ class RemoteModel:
 
     async def submit(self, call: Call) -> Forward:
         """Turn a call into what a replica is sent. Raises ``InvalidRequest``."""
-        raw = call.prompt if isinstance(call.prompt, RawPrompt) else call.raw
-        if raw is None:
-            raise InvalidRequest(
-                "Several prompts in one request are not forwarded.", param="prompt"
-            )
+        raw = _raw_of(call)
         if len(raw.body) > _INLINE_BYTES_MAX:
             measured = await asyncio.to_thread(_measured, raw)
         else:
             measured = _measured(raw)
+        text_bytes, media_bytes, _ = measured
+        request = self._request(call, raw, measured)
+        return Forward(request, raw, 0 if media_bytes else text_bytes)
+
+    def request_of(self, call: Call) -> Request:
+        """The request that a call would be. Raises ``InvalidRequest``."""
+        raw = _raw_of(call)
+        return self._request(call, raw, _measured(raw))
+
+    def _request(
+        self, call: Call, raw: RawPrompt, measured: tuple[int, int, tuple[int, ...]]
+    ) -> Request:
         text_bytes, media_bytes, prefixes = measured
         room = self._context_tokens_max
         most = _PROMPT_TOKENS_MAX if room == CONTEXT_TOKENS_UNKNOWN else room - 1
@@ -124,7 +133,7 @@ class RemoteModel:
         if self.limits is not None and request.choices > self.limits.sequences_max:
             # An engine lets choices wait inside that do not run together.
             request = replace(request, choices=self.limits.sequences_max)
-        return Forward(request, raw, 0 if media_bytes else text_bytes)
+        return request
 
     def learn(self, text_bytes: int, prompt_tokens: int) -> None:
         """An engine told how many tokens a prompt had."""
@@ -144,6 +153,13 @@ class RemoteModel:
             return 1
         asked = call.output_tokens_max
         return min(_OUTPUT_TOKENS_ASSUMED if asked is None else asked, room)
+
+
+def _raw_of(call: Call) -> RawPrompt:
+    raw = call.prompt if isinstance(call.prompt, RawPrompt) else call.raw
+    if raw is None:
+        raise InvalidRequest("Several prompts in one request are not forwarded.", param="prompt")
+    return raw
 
 
 def _measured(raw: RawPrompt) -> tuple[int, int, tuple[int, ...]]:

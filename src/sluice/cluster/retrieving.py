@@ -8,12 +8,20 @@ allows. The retriever decides what fits a question.
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from sluice.core.errors import Overloaded
-from sluice.core.path_budget import Budget, Path, Predicted, passages_that_fit, split
+from sluice.core.path_budget import (
+    Budget,
+    Path,
+    Predicted,
+    on_time,
+    passages_that_fit,
+    split,
+)
 from sluice.retrieval.passages import (
     Passage,
     Reranker,
@@ -31,6 +39,8 @@ _LEAST_NS = 1_000_000
 # Weight of the past in the time that reranking usually takes.
 _KEPT = 0.8
 _RETRY_S = 1.0
+# So many numbers of passages are tried with what is cached of them.
+_LOOKS_MAX = 4
 # Counting the tokens of more text, and quoting it, takes milliseconds.
 _INLINE_CHARS_MAX = 16_384
 _SAMPLE_TEXT = "sample"
@@ -62,7 +72,8 @@ class Asked:
 
     Its first and its last token are due at ``first_due_ns`` and ``whole_due_ns``. ``room_tokens``
     are left in the context beside its prompt and its output. ``tokens_in`` counts those of a text,
-    and ``predicted`` gives what the fleet predicts now.
+    ``predicted`` gives what the fleet predicts now, and ``cached_with`` how many tokens of the
+    prompt, with such a text before its question, need no prefill: that takes as long as tokenising.
     """
 
     question: str
@@ -74,6 +85,7 @@ class Asked:
     may_degrade: bool
     tokens_in: Callable[[str], int]
     predicted: Callable[[], Predicted]
+    cached_with: Callable[[str], Awaitable[int]]
 
     def budget(self, now_ns: int) -> Budget:
         """What is left."""
@@ -126,7 +138,7 @@ class RetrievalStage:
         Raises ``Overloaded`` where retrieval failed and the pipeline or the client wants no answer
         without it.
         """
-        one = self._begin(asked)
+        one = await self._begin(asked)
         if asked.question and self._may_begin(one, asked):
             self._in_flight += 1
             try:
@@ -138,6 +150,10 @@ class RetrievalStage:
             await self._choose(one, asked)
         return await _aside(one.kept, lambda: self._told(one))
 
+    def now_ns(self) -> int:
+        """The time on its clock."""
+        return self._clock()
+
     async def close(self) -> None:
         """Close what it asks."""
         await self._retriever.close()
@@ -146,13 +162,19 @@ class RetrievalStage:
 
     # ------------------------------------------------------------------------------------- stages
 
-    def _begin(self, asked: Asked) -> _Progress:
+    async def _begin(self, asked: Asked) -> _Progress:
         now_ns, limits = self._clock(), self._limits
         share_ns = None
         if limits.keeps_budget:
             intro_tokens, around_tokens = self._frame(asked)
             path = asked.path(intro_tokens, self._passage_tokens or around_tokens)
-            share_ns = split(asked.budget(now_ns), path, asked.predicted()).retrieval_ns
+            budget, predicted = asked.budget(now_ns), asked.predicted()
+            shares = split(budget, path, predicted)
+            share_ns = shares.retrieval_ns
+            if share_ns is not None and share_ns < min(limits.retrieval_ns_max, shares.prefill_ns):
+                # The beginning of a long conversation is mostly cached, up to where passages go.
+                path = replace(path, cached_tokens=await asked.cached_with(self._frames[0]))
+                share_ns = split(budget, path, predicted).retrieval_ns
         within_ns = limits.retrieval_ns_max
         if share_ns is not None:
             within_ns = min(within_ns, share_ns)
@@ -212,7 +234,7 @@ class RetrievalStage:
             ],
         )
         self._passage_tokens = sum(sizes) // len(sizes)
-        fitting = self._fitting(asked, intro_tokens, sizes)
+        fitting = await self._fitting(one, asked, intro_tokens, sizes)
         if fitting == 0 and self._may(RetrievalRung.NO_RETRIEVAL, asked):
             self._note(one, RetrievalRung.NO_RETRIEVAL, "no passage leaves time for the answer")
             one.kept = ()
@@ -223,16 +245,30 @@ class RetrievalStage:
             one.kept = one.kept[:fitting]
         one.tokens = intro_tokens + sum(sizes[: len(one.kept)])
 
-    def _fitting(self, asked: Asked, intro_tokens: int, sizes: Sequence[int]) -> int:
-        """How many of passages of these sizes there is time and room for."""
+    async def _fitting(
+        self, one: _Progress, asked: Asked, intro_tokens: int, sizes: Sequence[int]
+    ) -> int:
+        """How many of the passages kept, of these sizes, there is time and room for.
+
+        What is cached of them is asked for only where they do not fit without.
+        """
         fitting = len(sizes)
-        if self._limits.keeps_budget:
-            budget = asked.budget(self._clock())
-            path = asked.path(intro_tokens, -(-sum(sizes) // fitting))
-            fitting = passages_that_fit(budget, path, asked.predicted(), fitting)
         while fitting and intro_tokens + sum(sizes[:fitting]) > asked.room_tokens:
             fitting -= 1
-        return fitting
+        if not self._limits.keeps_budget:
+            return fitting
+        budget, predicted = asked.budget(self._clock()), asked.predicted()
+        path = asked.path(intro_tokens, -(-sum(sizes) // len(sizes)))
+        timely = passages_that_fit(budget, path, predicted, fitting)
+        if not on_time(budget, replace(path, prompt_tokens=0), predicted, 0):
+            return timely  # whatever is cached
+        for number in range(fitting, max(timely, fitting - _LOOKS_MAX), -1):
+            kept = one.kept[:number]
+            cached = await asked.cached_with(await _aside(kept, partial(self._context, kept)))
+            budget = asked.budget(self._clock())
+            if on_time(budget, replace(path, cached_tokens=cached), predicted, number):
+                return number
+        return timely
 
     def _frame(self, asked: Asked) -> tuple[int, int]:
         """Tokens of the template itself: before all passages, and around each of them."""
@@ -272,27 +308,27 @@ class RetrievalStage:
 
     # --------------------------------------------------------------------------------------- told
 
+    def _context(self, kept: Sequence[Passage]) -> str:
+        """What goes into the prompt of these passages."""
+        return self._quotation.text(
+            [
+                {
+                    "number": number,
+                    "document": _name(passage.document),
+                    "title": _name(passage.title),
+                    "text": quoted(passage.text),
+                    "score": passage.score,
+                }
+                for number, passage in enumerate(_ordered(kept), 1)
+            ]
+        )
+
     def _told(self, one: _Progress) -> tuple[Retrieval, str]:
-        # The same passages in the same order make the same beginning, whatever was asked.
-        ordered = sorted(one.kept, key=lambda passage: (passage.document, passage.number))
         sources = tuple(
             Source(number, passage.id, passage.document, passage.title, passage.score)
-            for number, passage in enumerate(ordered, 1)
+            for number, passage in enumerate(_ordered(one.kept), 1)
         )
-        context = ""
-        if ordered:
-            context = self._quotation.text(
-                [
-                    {
-                        "number": source.number,
-                        "document": _name(passage.document),
-                        "title": _name(passage.title),
-                        "text": quoted(passage.text),
-                        "score": passage.score,
-                    }
-                    for source, passage in zip(sources, ordered, strict=True)
-                ]
-            )
+        context = self._context(one.kept) if one.kept else ""
         told = Retrieval(
             pipeline=self._limits.pipeline,
             duration_ns=self._clock() - one.began_ns,
@@ -311,6 +347,11 @@ async def _aside(passages: Sequence[Passage], work: Callable[[], T]) -> T:
     if sum(len(passage.text) for passage in passages) <= _INLINE_CHARS_MAX:
         return work()
     return await asyncio.to_thread(work)
+
+
+def _ordered(passages: Sequence[Passage]) -> list[Passage]:
+    """The same passages in the same order make the same beginning, whatever was asked."""
+    return sorted(passages, key=lambda passage: (passage.document, passage.number))
 
 
 def _name(text: str) -> str:

@@ -86,11 +86,11 @@ class ServedModel:
         """
         self.classes.check_together(calls)
         if self.classes.counts_tokens(calls[0].tenant):
-            requests = await asyncio.to_thread(lambda: [self._unsent(call) for call in calls])
+            requests = await asyncio.to_thread(lambda: [self.request_of(call) for call in calls])
             self.classes.check_tokens_together(requests)
 
-    def _unsent(self, call: Call) -> Request:
-        """The request that a call would be. Raises ``RequestError``."""
+    def request_of(self, call: Call) -> Request:
+        """The request that a call would be; tokenises. Raises ``RequestError``."""
         call = self.named(call)
         self._check_tokens(call)
         return self._request(call, self._encode(call))

@@ -100,9 +100,13 @@ def place_next(pool: Pool, now_ns: int) -> Dispatch | tuple[Accepted, Refusal] |
     return begin(pool, accepted, scores, now_ns)
 
 
-def predicted(pool: Pool, now_ns: int) -> Predicted:
-    """What a newcomer of the default tier takes, with the margins that promises are made with."""
+def predicted(pool: Pool, request: Request | None, now_ns: int) -> Predicted:
+    """What a newcomer of the default tier takes, with the margins that promises are made with.
+
+    Of the prompt of this ``request`` it is told what is cached, as its admission will count it.
+    """
     service, rank, report = pool.service, (TIER_DEFAULT, False), None
+    cached = {} if request is None else pool.accept(request, 0, now_ns).cached
     wait_ns = round(pool.wait_ns(now_ns) * pool.wait_margin.factor(0.95, now_ns))
     backlogs = [
         (replica.backlog_ns(rank, pool.rank, service, now_ns), place, replica.report)
@@ -117,6 +121,7 @@ def predicted(pool: Pool, now_ns: int) -> Predicted:
         prefill_token_ns=prefill_ns / _MANY_TOKENS or None,
         token_ns=service.token_ns(report),
         output_tokens=service.mean_output_tokens,
+        cached_tokens=max(cached.values(), default=0),
     )
 
 

@@ -422,9 +422,9 @@ class Fleet:
             return None
         return pool.refuse(least, refusal, now_ns, self._chance)
 
-    def predicted(self, model: str, now_ns: int) -> Predicted:
-        """What the next request for a model is predicted to take."""
-        return predicted(self._pools[model], now_ns)
+    def predicted(self, model: str, now_ns: int, request: Request | None = None) -> Predicted:
+        """What the next request for a model, which may be this one, is predicted to take."""
+        return predicted(self._pools[model], request, now_ns)
 
     def pools(self, now_ns: int) -> tuple[PoolView, ...]:
         """All models with their replicas, in the order of configuration."""

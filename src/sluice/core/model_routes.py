@@ -105,20 +105,28 @@ class ModelRoute:
         self._recent: deque[tuple[float, bool]] = deque(maxlen=SCORES_MAX)
         self._above = self._scored = 0
         self._ways: OrderedDict[int, Way] = OrderedDict()
+        self._trained: tuple[float, ...] = ()
         self.set_limits(limits)
 
     def set_limits(self, limits: RouteLimits) -> None:
-        """Hold to other limits. Scores of another classifier say nothing any more."""
+        """Hold to other limits. Only scores of another classifier say nothing any more."""
         self.limits = limits
-        self._cuts = cuts = tuple(sorted(limits.cuts))
+        trained = tuple(sorted(limits.cuts))
+        if trained != self._trained:
+            self._trained = self._cuts = trained
+            self._recent.clear()
         if limits.share is None:
             self.threshold = limits.threshold
-            self.share_meant = (len(cuts) - bisect_left(cuts, limits.threshold)) / len(cuts)
+            above = len(trained) - bisect_left(trained, limits.threshold)
+            self.share_meant = above / len(trained)
         else:
-            self.threshold = self._cut(limits.share)
+            cuts = self._cuts if limits.follow else trained
+            self.threshold = _cut(cuts, limits.share)
             self.share_meant = limits.share
+        scores = [score for score, _ in self._recent]
         self._recent.clear()
-        self._above = 0
+        self._recent.extend((score, score >= self.threshold) for score in scores)
+        self._above = sum(above for _, above in self._recent)
 
     def choose(self, asked: Question, pools: Mapping[str, Pool], now_ns: int) -> Choice:
         """The model for a request; its score and its conversation are remembered."""
@@ -180,12 +188,7 @@ class ModelRoute:
         cuts = self._cuts
         share = (len(cuts) - bisect_left(cuts, self.threshold)) / len(cuts)
         left = share * (1.0 - self.limits.spill * load)
-        return max(self.threshold, self._cut(left)) if load else self.threshold
-
-    def _cut(self, share: float) -> float:
-        """The score at or above which this share of the known scores lies."""
-        cuts = self._cuts
-        return cuts[len(cuts) - max(1, round(share * len(cuts)))]
+        return max(self.threshold, _cut(cuts, left)) if load else self.threshold
 
     def _note(self, score: float, *, above: bool) -> None:
         if len(self._recent) == SCORES_MAX:
@@ -196,7 +199,7 @@ class ModelRoute:
         if len(self._recent) >= SCORES_MIN and self._scored % SCORES_ANEW == 0:
             self._cuts = tuple(sorted(score for score, _ in self._recent))
             if self.limits.follow and self.limits.share is not None:
-                self.threshold = self._cut(self.limits.share)
+                self.threshold = _cut(self._cuts, self.limits.share)
 
     def _remember(self, conversation: int, way: Way) -> None:
         self._ways[conversation] = way
@@ -210,6 +213,11 @@ class ModelRoute:
         share = self._above / count if count else 0.0
         drifted = count >= SCORES_MIN and abs(share - self.share_meant) > DRIFT
         return RouteView(self.limits.route, self.threshold, count, share, self.share_meant, drifted)
+
+
+def _cut(cuts: Sequence[float], share: float) -> float:
+    """The score at or above which this share of the sorted scores lies."""
+    return cuts[len(cuts) - max(1, round(share * len(cuts)))]
 
 
 def pressure(pool: Pool, wait_ns_max: int, now_ns: int) -> float:

@@ -19,13 +19,15 @@ class Predicted:
 
     ``queue_ns`` passes before a newcomer's prefill begins. ``prefill_token_ns`` is the time of one
     uncached prompt token, ``None`` where no replica has told or shown its speed; ``token_ns`` that
-    between two tokens of an answer, of which ``output_tokens`` are usual.
+    between two tokens of an answer, of which ``output_tokens`` are usual. Of the prompt that it was
+    asked for, ``cached_tokens`` are probably cached where it goes.
     """
 
     queue_ns: int
     prefill_token_ns: float | None
     token_ns: int
     output_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,15 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What is to be done: own tokens of the prompt, and those that each retrieved passage adds."""
+    """What is to be done: own tokens of the prompt, and those that each retrieved passage adds.
+
+    ``cached_tokens`` of all of them need no prefill.
+    """
 
     prompt_tokens: int
     passage_tokens: int
     output_tokens_max: int | None = None
+    cached_tokens: int = 0
 
     def decode_ns(self, predicted: Predicted) -> int:
         """Time from the first to the last token of an answer of the usual length."""
@@ -53,6 +59,7 @@ class Path:
     def prefill_ns(self, predicted: Predicted, passages: int) -> int:
         """Time from the start of prefill to the first token with so many passages in the prompt."""
         tokens = self.prompt_tokens + passages * self.passage_tokens
+        tokens = max(1, tokens - self.cached_tokens)
         return round(tokens * (predicted.prefill_token_ns or 0.0)) + predicted.token_ns
 
 
@@ -82,12 +89,17 @@ def split(budget: Budget, path: Path, predicted: Predicted) -> Shares:
 
 def passages_that_fit(budget: Budget, path: Path, predicted: Predicted, passages: int) -> int:
     """How many of the passages leave the first and the last token on time, from none to all."""
-    left_ns = _left_ns(budget, predicted.queue_ns, path.decode_ns(predicted))
-    if left_ns is None or predicted.prefill_token_ns is None:
-        return passages
-    while passages and path.prefill_ns(predicted, passages) > left_ns:
+    while passages and not on_time(budget, path, predicted, passages):
         passages -= 1
     return passages
+
+
+def on_time(budget: Budget, path: Path, predicted: Predicted, passages: int) -> bool:
+    """Whether so many passages leave the first and the last token on time, as far as is known."""
+    left_ns = _left_ns(budget, predicted.queue_ns, path.decode_ns(predicted))
+    if left_ns is None or predicted.prefill_token_ns is None:
+        return True
+    return path.prefill_ns(predicted, passages) <= left_ns
 
 
 def _left_ns(budget: Budget, queue_ns: int, decode_ns: int) -> int | None:

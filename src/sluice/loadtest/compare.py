@@ -37,17 +37,23 @@ class Verdict(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Change:
     """One measure of one load. ``change`` is a part of what it was (0.1: 10 % more), between
-    ``low`` and ``high``; ``pairs`` is ``None`` for rates of searches."""
+    ``low`` and ``high``; ``pairs`` is ``None`` for rates of searches.
+
+    Where a search only says that a rate is ``at_least`` something, the change is ``None``, and so
+    is the end of it that nobody knows.
+    """
 
     load: str
     measure: str
     before: float
     after: float
-    change: float
-    low: float
-    high: float
+    change: float | None
+    low: float | None
+    high: float | None
     pairs: int | None
     verdict: Verdict
+    before_at_least: bool = False
+    after_at_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,10 @@ def changes(before: Json, after: Json) -> list[Change]:
     """All that both results measured. The intervals hold together: the more there are, the wider
     is each (Bonferroni)."""
     found = [*_rates(before, after), *_trials(before, after)]
-    return [_judged(one, ERROR / len(found)) for one in found]
+    bounds = _bounds(before, after)
+    error = ERROR / max(1, len(found) + (bounds is not None))
+    judged = [_judged(one, error) for one in found]
+    return judged if bounds is None else [_judged_bounds(*bounds, error), *judged]
 
 
 def _judged(one: _Pairs, error: float) -> Change:
@@ -82,6 +91,48 @@ def _judged(one: _Pairs, error: float) -> Change:
     return Change(
         one.load, one.measure, one.before, one.after, one.after / one.before - 1.0, *ends,
         one.pairs, _verdict(ends, more_is_better=MEASURES.get(one.measure, True)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """What a search says of a rate: about ``rate``, with the standard error of its logarithm, or at
+    least that, where there is none."""
+
+    rate: float
+    error: float | None
+
+    def end(self, deviations: float) -> float | None:
+        """An end of its interval; ``None`` where nobody knows it."""
+        if self.error is None:
+            return self.rate if deviations < 0.0 else None
+        return self.rate * exp(deviations * self.error)
+
+
+def _bounds(before: Json, after: Json) -> tuple[_Rate, _Rate] | None:
+    """The SLO rates, where one of them at least is known from below only."""
+    found: list[_Rate] = []
+    for result in (before, after):
+        slo, known = result.get("slo_rps") or {}, _estimate(result, "SLO rate")
+        if known is not None:
+            found.append(_Rate(*known))
+        elif slo.get("low") and slo.get("high") is None:
+            found.append(_Rate(slo["low"], None))
+    if len(found) < 2 or all(one.error is not None for one in found):
+        return None
+    return found[0], found[1]
+
+
+def _judged_bounds(before: _Rate, after: _Rate, error: float) -> Change:
+    half = NormalDist().inv_cdf(1.0 - error)
+    (low_1, high_1), (low_2, high_2) = ((one.end(-half), one.end(half)) for one in (before, after))
+    low = None if high_1 is None or low_2 is None else low_2 / high_1 - 1.0
+    high = None if high_2 is None or low_1 is None else high_2 / low_1 - 1.0
+    verdict = Verdict.BETTER if low is not None and low > 0.0 else Verdict.SAME
+    verdict = Verdict.WORSE if high is not None and high < 0.0 else verdict
+    return Change(
+        "search", "SLO rate", before.rate, after.rate, None, low, high, None, verdict,
+        before.error is None, after.error is None,
     )  # fmt: skip
 
 

@@ -190,8 +190,10 @@ class Search:
         failed = [one.rate_rps for one in self._open() if self._fails(one)]
         if not passed and not failed:
             return None
-        if fitted is None or not passed or not failed or self._contradicted():
-            low, high = self._ends(fitted, passed, failed)
+        missed = any(self._misses(one) for one in self._open())
+        if fitted is None or not passed or not missed or self._contradicted():
+            # A backlog that looks as if it grew is no target missed: it bounds nothing from above.
+            low, high = self._ends(fitted, passed, failed if missed else ())
             return SloRate(
                 low_rps=low, high_rps=high, certified_rps=self._certified_rps,
                 binding=self._worst() if failed else None,
@@ -210,8 +212,11 @@ class Search:
         a short trial passes or fails shows little: the ends are those of the fit, where there is
         one line through all."""
         if fitted is not None and not self._contradicted():
-            rate = fitted.posterior
-            return rate.quantile(0.05) if passed else None, rate.quantile(0.95) if failed else None
+            rate, low = fitted.posterior, None
+            if passed:
+                # Nothing is known of rates above those that were tried.
+                low = min(rate.quantile(0.05), max(passed))
+            return low, rate.quantile(0.95) if failed else None
         low, high = max(passed, default=None), min(failed, default=None)
         if low is not None and high is not None:
             low, high = min(low, high), max(low, high)
@@ -275,16 +280,28 @@ class Search:
         ]
 
     def _fails(self, sample: Sample) -> bool:
-        return self._overloaded(sample) or any(
+        return self._misses(sample) or self._overloaded(sample)
+
+    def _misses(self, sample: Sample) -> bool:
+        return sample.stopped or any(
             _share(sample.count(name)) > limit for name, limit in self._limits.items()
         )
 
     def _overloaded(self, sample: Sample) -> bool:
-        """Whether it was broken off in overload, or its backlog grew at a rate that the closed loop
-        did not reach. Of many trials below that, some look as if theirs did."""
+        """Whether it was broken off in overload, or its backlog grew at a rate that neither the
+        closed loop nor another trial, no shorter, has kept up with. Of many trials below that, some
+        look as if theirs did."""
         best = throughput(self.samples)
         beyond = best is not None and sample.rate_rps >= best.estimate_rps
-        return sample.stopped or (beyond and sample.backs_up)
+        if sample.stopped or not beyond or not sample.backs_up:
+            return sample.stopped
+        return not any(
+            one.rate_rps >= sample.rate_rps
+            and one.counted_s >= sample.counted_s
+            and not one.backs_up
+            and not self._misses(one)
+            for one in self._open()
+        )
 
     def _fit(self) -> SloFit | None:
         doses = {

@@ -18,7 +18,10 @@ def passages(count: int, words: int = 40, document: str = "handbook") -> list[Pa
 
 
 class FakeRetriever:
-    """Answers every question alike. ``delay_s`` is asked for each; ``fails`` is raised after it."""
+    """Answers every question alike. ``delay_s`` is asked for each; ``fails`` is raised after it.
+
+    ``left`` counts the questions that were given up before.
+    """
 
     def __init__(
         self,
@@ -28,12 +31,17 @@ class FakeRetriever:
     ) -> None:
         self.found, self.delay_s, self.fails = found, delay_s, fails
         self.asked: list[tuple[str, int, float]] = []
+        self.left = 0
         self.closed = False
 
     async def find(self, question: str, passages_max: int, within_s: float) -> Sequence[Passage]:
         """See ``retrieval.passages.Retriever``."""
         self.asked.append((question, passages_max, within_s))
-        await asyncio.sleep(self.delay_s())
+        try:
+            await asyncio.sleep(self.delay_s())
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
         if self.fails is not None:
             raise self.fails
         return self.found[:passages_max]
