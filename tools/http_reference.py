@@ -80,6 +80,9 @@ _WHAT = {
     "(`model`, `since`, `window`)",
     "/dashboard/request": "the life of a request that the dashboard shows (`id`)",
     "/admin/replicas": "state of each replica",
+    "/admin/scaling": "how many replicas of each model are to serve and why, and how long their "
+    "starts took by stage",
+    "/admin/scale": "lets so many `replicas` of a `model` serve; `null` leaves that to the load",
     "/admin/config": "every setting in force and where it comes from; secrets masked",
     "/admin/reload": "reads the settings again and applies what can change without a restart",
     "/admin/events": "notes what happened elsewhere (`what`, `details`), such as a rollout of an "
@@ -152,6 +155,10 @@ CODES = (
     Code("deadline_expired", "429", "The deadline passed before the answer was complete.",
          "Ask for less, or allow more time."),
     Code("not_ready", "503", "No replica of the model is ready.", "Wait for `Retry-After`."),
+    Code("not_held", "503", "No replica of the model is ready, and the start of one takes longer "
+         "than requests are held (`autoscale.hold_max`).", "Wait for `Retry-After`."),
+    Code("held_full", "503", "No replica of the model is ready, and as many requests as may are "
+         "held until one is (`autoscale.hold_requests_max`).", "Wait for `Retry-After`."),
     Code("load_failed", "503", "The model could not be loaded.", "See the server's log."),
     Code("draining", "503", "The server is shutting down and admits nothing more.",
          "Send it to another server."),

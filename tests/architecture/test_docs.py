@@ -59,6 +59,7 @@ SHOWN_COMMANDS = {
     "sluice serve -c security.toml": "tests/e2e/test_security_page.py",
     "curl http://127.0.0.1:8000/v1/models": "tests/e2e/test_security_page.py",
     "curl http://127.0.0.1:8000/admin/config": "tests/e2e/test_security_page.py",
+    "curl http://127.0.0.1:8000/admin/scaling": "tests/e2e/test_scaling.py",
     "curl -X POST http://127.0.0.1:8000/admin/": "tests/e2e/test_security_page.py",
 }
 

@@ -6,6 +6,7 @@ from sluice.cli.welcome import welcome
 from sluice.core.events import ReplicaLimits
 from sluice.core.fleet_replica import FleetReplica
 from sluice.core.pools import PoolView
+from sluice.core.scaling import Decision
 
 LIMITS = ReplicaLimits(8192, 32, 1024, 32, block_bytes=1 << 20)
 
@@ -49,3 +50,11 @@ def test_a_remote_model_is_told_by_its_engines_and_not_by_memory():
 def test_a_remote_model_that_does_not_answer_yet_is_noted():
     text = welcome([pool(None)], "http://x", frozenset({"tiny"}), needs_key=False)
     assert text.startswith("note: tiny: remote, 1 engine; none answers yet")
+
+
+def test_a_number_that_follows_the_load_is_told_with_the_most_and_rest_as_such():
+    scaled = replace(pool(LIMITS, 3), scaling=Decision(1, 2, "least", most=3))
+    assert "1 replica, 3 at most\n" in welcome([scaled], "http://x", needs_key=False)
+    resting = replace(pool(None), scaling=Decision(0, 0, "asked", most=3))
+    text = welcome([resting], "http://x", needs_key=False)
+    assert text.startswith("tiny: no replica; the first request starts one\n")

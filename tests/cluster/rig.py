@@ -14,7 +14,7 @@ from sluice.cluster.placement.replica import ReplicaListener
 from sluice.cluster.served import ServedModel
 from sluice.config.sections import SloSection
 from sluice.core.fleet import Fleet
-from sluice.core.limits import PoolLimits
+from sluice.core.limits import PoolLimits, ScaleLimits
 from sluice.core.roster import BatchingLimits
 from sluice.core.step import Plan
 from sluice.runtime.generation import (
@@ -72,13 +72,15 @@ class Rig:
         step_s: Callable[[Plan], float] = lambda plan: 0.1,
         served: ServedModel | None = None,
         journal: JournalWriter | None = None,
+        scale: ScaleLimits | None = None,
+        load_s: float = 0.0,
     ) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop)
         self.clock = loop.now_ns
         self.processes: dict[str, FakeProcess] = {}
         ids = [f"tiny-{number}" for number in range(replicas)]
-        pool = PoolLimits("tiny", tuple(ids), queue_places, int(queue_wait_s * S))
+        pool = PoolLimits("tiny", tuple(ids), queue_places, int(queue_wait_s * S), scale=scale)
         self.metrics = Metrics(["tiny"], slo_classes=list(SLO))
 
         def launch(replica_id: str, listener: ReplicaListener) -> Any:
@@ -90,6 +92,7 @@ class Rig:
                 executor=lambda told: FakeExecutor(
                     told, duration_ns=lambda plan: int(step_s(plan) * S)
                 ),
+                load_s=load_s,
             )
             self.processes[replica_id] = process
             return process

@@ -134,6 +134,13 @@ def test_a_server_with_keys_asks_for_the_admin_key(chrome):
             "version": "<b>1", "now_s": 1000, "interval_s": 2, "samples_max": 9, "models": [],
             "model": "", "classes": [], "samples": [], "replicas": [], "refused": [],
             "slowest": {"e2e": [], "ttft": []}, "degraded": [], "changes": [],
+            "scaling": [
+                {
+                    "model": "m", "wanted": 1, "most": 1, "short_of": 3, "reason": "queue_wait",
+                    "serving": 0, "ready_in_s": 12, "requests_held": True,
+                    "start_expected_s": 20, "wake_expected_s": 1,
+                }
+            ],
         }
     ).encode()  # fmt: skip
     with (
@@ -152,6 +159,8 @@ def test_a_server_with_keys_asks_for_the_admin_key(chrome):
         assert page.is_visible("#main")
         assert seen.text("#version") == "<b>1", "what a server tells is text, never markup"
         assert "no replicas" in seen.text("#replicas")
+        assert "3 are needed, more than it may have" in seen.text("#scaling")
+        assert "one is expected in 12.0 s, requests are held" in seen.text("#scaling")
 
 
 EVIL = '<img src=x onerror="document.title=1">'

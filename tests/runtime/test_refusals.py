@@ -38,7 +38,7 @@ def test_too_many_choices_are_blamed_on_n() -> None:
     assert "4" in error.message
 
 
-STATUS_503 = {"not_ready", "load_failed", "draining"}
+STATUS_503 = {"not_ready", "not_held", "held_full", "load_failed", "draining"}
 OVERLOAD = sorted(set(REASONS) - {"context_length_exceeded", "too_many_choices"})
 
 
@@ -97,3 +97,12 @@ def test_times_are_told_in_a_unit_that_fits() -> None:
     message = str(refusal_error(late, request(1, 1), "m"))
     assert "predicted 1.3 s after" in message
     assert "class is 500 ms" in message
+
+
+def test_who_is_not_held_is_told_how_long_a_start_takes_and_what_is_held() -> None:
+    late = refusal_error(Reject("r", 503, "not_held", 90, 60, 95), request(1, 1), "m")
+    assert "ready in 90.0 s" in late.message
+    assert "held for 60.0 s at most (autoscale.hold_max)" in late.message
+    full = refusal_error(Reject("r", 503, "held_full", 65, 64, 20), request(1, 1), "m")
+    assert "65 places would wait for it" in full.message
+    assert "64 may (autoscale.hold_requests_max)" in full.message

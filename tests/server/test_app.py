@@ -9,7 +9,7 @@ import pytest
 from sluice.config.load import digest
 from sluice.config.sections import ServerSection
 from sluice.core.errors import Overloaded
-from sluice.runtime.generation import Delta, Readiness, ReplicaStatus
+from sluice.runtime.generation import Absent, Delta, Readiness, ReplicaStatus
 from sluice.server import routes
 from sluice.testing.gateway import FakeGateway, Script, refuse, speak
 from tests.server.wire_client import ask, chat, connected, post, raw_post, read_until
@@ -129,6 +129,22 @@ def test_readiness_follows_the_gateway_and_liveness_does_not(server, gateway):
         gateway.status = Readiness(ready=True, reason="")
 
 
+def test_readiness_tells_how_long_an_absent_model_takes_and_what_becomes_of_requests(
+    server, gateway
+):
+    absent = (Absent("tiny", 20.04, held=True), Absent("huge", None, held=False))
+    gateway.status = Readiness(ready=True, reason="", absent=absent)
+    try:
+        answer = ask(server, "GET", "/ready")
+        assert answer.status == 200
+        assert answer.json()["absent"] == [
+            {"model": "tiny", "ready_in_s": 20.0, "requests": "held"},
+            {"model": "huge", "ready_in_s": None, "requests": "refused"},
+        ]
+    finally:
+        gateway.status = Readiness(ready=True, reason="")
+
+
 def test_metrics_are_passed_on(server):
     answer = ask(server, "GET", "/metrics")
     assert answer.body == b"sluice_fake 1\n"
@@ -136,7 +152,7 @@ def test_metrics_are_passed_on(server):
 
 
 def test_operators_see_replicas(serve_app):
-    status = ReplicaStatus("tiny-0", "tiny", "restarting", "exit status 9")
+    status = ReplicaStatus("tiny-0", "tiny", "backoff", "exit status 9", 3, 4.04)
     gateway = FakeGateway(readiness=Readiness(ready=False, reason="no replica", replicas=(status,)))
     section = ServerSection(listen="127.0.0.1:0", admin_key_digests=(digest("boss"),))
     answer = ask(
@@ -144,8 +160,11 @@ def test_operators_see_replicas(serve_app):
         headers={"authorization": "Bearer boss"},
     )  # fmt: skip
     assert answer.json()["replicas"] == [
-        {"id": "tiny-0", "model": "tiny", "state": "restarting", "error": "exit status 9"}
-    ]
+        {
+            "id": "tiny-0", "model": "tiny", "state": "backoff", "error": "exit status 9",
+            "losses": 3, "starts_in_s": 4.0,
+        }
+    ]  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------- identity

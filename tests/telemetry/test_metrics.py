@@ -188,7 +188,7 @@ def test_d22_made_up_models_and_reasons_share_one_label_value() -> None:
 def test_d22_there_are_no_process_path_or_key_labels() -> None:
     allowed = {"model", "replica", "reason", "phase", "state", "version"}
     allowed |= {"slo_class", "outcome", "rung", "tier", "target", "route", "way", "pipeline"}
-    allowed |= {"direction"}
+    allowed |= {"direction", "stage"}
     assert {label for metric in METRICS for label in metric.labels} == allowed
 
 

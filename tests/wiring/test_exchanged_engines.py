@@ -210,7 +210,7 @@ def test_whatever_a_replica_is_made_of_makes_another_one_when_it_changes():
     assert section.read - {"urls"} <= set(remote._TERMS)
     live = {key.field for key in keys_of(ModelSection).values() if is_live("models", key.name)}
     assert section.read - live == {
-        "engine", "start", "silence_s_max", "context_tokens_max", "key"
+        "engine", "start", "silence_s_max", "context_tokens_max", "key", "sleep"
     }  # fmt: skip
     assert is_live("models", "key")
 

@@ -27,6 +27,8 @@ def welcome(
             lines.append(_remote_line(pool, pool.limits))
         elif pool.limits is not None:
             lines += _model_lines(pool, pool.limits)
+        else:
+            lines.append(f"{pool.model}: no replica; the first request starts one")
     key = ' -H "Authorization: Bearer $KEY"' if needs_key else ""
     message = '{"role": "user", "content": "Hello"}'
     body = f'{{"model": "{pools[0].model}", "messages": [{message}], "max_tokens": 50}}'
@@ -49,7 +51,7 @@ def _model_lines(pool: PoolView, limits: ReplicaLimits) -> list[str]:
     held = (
         f"{pool.model}: context {limits.context_tokens_max:,} tokens, KV pool "
         f"{kv_tokens:,} tokens ({size}), {limits.sequences_max:,} sequences at once, "
-        f"{_count(len(pool.replicas), 'replica')}"
+        f"{_replicas(pool)}"
     )
     lines = [held]
     if kv_tokens < limits.context_tokens_max:
@@ -58,6 +60,12 @@ def _model_lines(pool: PoolView, limits: ReplicaLimits) -> list[str]:
             f"most {kv_tokens:,} tokens. Raise kv_bytes or free memory for more"
         )
     return lines
+
+
+def _replicas(pool: PoolView) -> str:
+    if pool.scaling is None:
+        return _count(len(pool.replicas), "replica")
+    return f"{_count(pool.scaling.number, 'replica')}, {pool.scaling.most:,} at most"
 
 
 def _remote_line(pool: PoolView, limits: ReplicaLimits | None) -> str:

@@ -15,7 +15,7 @@ from sluice.cluster.calls import AnyModel, LiveCalls
 from sluice.cluster.forward import Forward, understood
 from sluice.cluster.members import Launch, Members
 from sluice.cluster.observer import Observer
-from sluice.cluster.readiness import crash_loops, is_whole, readiness, serves
+from sluice.cluster.readiness import is_whole, readiness, rests, serves, start_failures
 from sluice.cluster.relay import Attempt, Relay
 from sluice.cluster.remote import RemoteReplica
 from sluice.cluster.remote_model import RemoteModel
@@ -41,6 +41,7 @@ from sluice.core.events import (
     ReplicaLost,
     ReplicaReady,
     ReplicaReported,
+    ReplicasPinned,
     Retarget,
     Scaled,
     Shorten,
@@ -129,6 +130,8 @@ class FleetDriver:
         """
         reject = self._fleet.refusal_before(call.model, least, self._clock())
         if reject is not None:
+            if reject.status == 503:
+                self._handle(Tick())  # it asked for a replica, which may have to be started
             self._observer.turned_away(call, least, reject)
             raise overload_error(reject, call.choices, call.model)
 
@@ -167,6 +170,10 @@ class FleetDriver:
         """Give a replica nothing more, or use it again. Raises ``KeyError`` for an unknown id."""
         self._handle(ReplicaDraining(replica_id, on))
 
+    def pin_replicas(self, model: str, number: int | None) -> None:
+        """Let so many replicas of a model serve, or leave it to the load again (``None``)."""
+        self._handle(ReplicasPinned(model, number))
+
     def reconfigure(self, limits: Reconfigured, launch: Launch) -> None:
         """Hold to other limits; ``launch`` makes the replicas that are new among them."""
         for pool in limits.pools:
@@ -195,6 +202,8 @@ class FleetDriver:
     async def start(self) -> None:
         """Start the replicas and wait until each model that batches here can be served.
 
+        One that may be without replicas can be: a request starts one.
+
         Of remote ones it is waited for what a first look finds. Raises ``ModelLoadError`` where a
         model cannot be loaded; the processes are stopped then.
         """
@@ -202,18 +211,17 @@ class FleetDriver:
         while not self._is_started():
             await self._changed.wait()
             self._changed.clear()
-            failed = [failure.error for failure in self._load_failures.values()]
-            errors = failed or crash_loops(self.pools())
+            failed = {one: failure.error for one, failure in self._load_failures.items()}
+            errors = start_failures(self.pools(), failed)
             if errors:
                 await self.close()
                 raise ModelLoadError("; ".join(errors))
 
     def _is_started(self) -> bool:
         local = [pool for pool in self.pools() if not self._is_remote(pool.model)]
-        return all(serves(pool) for pool in local) and all(
-            member.was_probed
+        return all(serves(pool) or rests(pool) for pool in local) and not any(
+            isinstance(member, RemoteReplica) and member.is_awaited
             for member in self._members.values()
-            if isinstance(member, RemoteReplica)
         )
 
     async def drain(self, grace_s: float) -> None:
@@ -264,7 +272,10 @@ class FleetDriver:
                     self._observer.reported(replica_id, self._model_of[replica_id], message.report)
                 case Ready():
                     model = self._model_of[replica_id]
-                    self._observer.ready(replica_id, model, message.limits)
+                    if self._is_remote(model):
+                        self._observer.ready(replica_id, model, message.limits)
+                    else:
+                        self._observer.loaded(replica_id, model, message)
                     self._handle(ReplicaReady(replica_id, message.limits))
                     self._note_limits(model)
                     self._changed.set()
@@ -405,11 +416,14 @@ class FleetDriver:
                 self._calls.end_here(effect.request_id, effect.reason, effect.error)
             case StartReplica():
                 self._load_failures.pop(effect.replica_id, None)
+                self._observer.asked_for(effect.replica_id)
                 self._members.start(effect.replica_id)
             case WarmReplica():
                 self._load_failures.pop(effect.replica_id, None)
+                self._observer.asked_for(effect.replica_id)
                 self._members.warm(effect.replica_id)
             case StopReplica():
+                self._observer.starts.over(effect.replica_id)
                 self._calls.replica_lost(effect.replica_id)
                 self._members.stop(effect.replica_id)
             case Scaled() | DrainReplica():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
+from sluice.cluster.starts import Starts
 from sluice.cluster.timings import TEXT_CHARS_MAX, CallTexts, CallTiming
 from sluice.core import events
 from sluice.core.events import (
@@ -29,7 +30,7 @@ from sluice.runtime import messages
 from sluice.runtime.generation import Call, Delta, Fault, RawPrompt, Refused, Retrieval
 from sluice.telemetry import records
 from sluice.telemetry.journal_file import Journal
-from sluice.telemetry.metric_table import Outcome
+from sluice.telemetry.metric_table import Outcome, Stage
 from sluice.telemetry.metrics import ClassTargets, Finish, Metrics
 from sluice.telemetry.recent import Recent
 from sluice.telemetry.timeline import Stages
@@ -56,11 +57,13 @@ class Observer:
     ) -> None:
         self._metrics = metrics
         self.recent = Recent()
+        self.starts = Starts()
         self._journal = journal
         self._clock = clock
         self.deployment = deployment or records.Deployment(0, "")
         self._timings: dict[str, CallTiming] = {}
         self._incarnations: dict[str, int] = {}
+        self._short: set[str] = set()  # models that need more replicas than they may have
         self._early_since_ns = clock()
         self._early_count = 0
 
@@ -222,6 +225,7 @@ class Observer:
         """The call was given to a replica; ``remote`` ones run elsewhere."""
         timing = self._timings[dispatch.request_id]
         timing.replica, timing.attempts = dispatch.replica_id, dispatch.attempt
+        timing.cold_ns = self._clock() if self.starts.is_first(dispatch.replica_id) else None
         if timing.handed_over_by:
             self._metrics.degraded(timing.handed_over_by, timing.handed_over)
             timing.handed_over_by = ""
@@ -311,6 +315,10 @@ class Observer:
             timing.stream.first_token(ttft_ns / 1e9, tokens)
             self._write(records.FirstToken(now_ns, request.id, ttft_ns))
             timing.counted = tokens
+            if timing.cold_ns is not None:
+                taken_ns = now_ns - timing.cold_ns
+                self.starts.first_token(timing.replica, taken_ns)
+                self._stage(timing.replica, timing.model, Stage.FIRST_TOKEN, taken_ns)
         before_ns = timing.choice_ns.get(choice)
         if before_ns is not None:
             timing.stream.chunk((now_ns - before_ns) / 1e9, tokens)
@@ -406,9 +414,29 @@ class Observer:
             )
         )
 
+    def asked_for(self, replica_id: str) -> None:
+        """A replica is to start or to wake."""
+        self.starts.asked(replica_id, self._clock())
+
+    def loaded(self, replica_id: str, model: str, ready: messages.Ready) -> None:
+        """A replica that runs here can serve: it has loaded its model, or was woken."""
+        if not self.starts.is_loaded(replica_id):
+            self.ready(replica_id, model, ready.limits)
+        stages = self.starts.ready(replica_id, ready, self._clock())
+        if stages:
+            told = ", ".join(f"{stage} {taken / 1e9:.3f} s" for stage, taken in stages.items())
+            _log.info("replica %s: %s", replica_id, told)
+        for stage, taken_ns in stages.items():
+            self._stage(replica_id, model, stage, taken_ns)
+
+    def _stage(self, replica_id: str, model: str, stage: Stage, taken_ns: int) -> None:
+        self._metrics.started(model, stage, taken_ns)
+        self._write(records.StartStage(self._clock(), replica_id, model, stage, taken_ns))
+
     def lost(self, replica_id: str, model: str, error: str) -> None:
         """A replica's process is gone."""
         _log.error("replica %s was lost: %s", replica_id, error)
+        self.starts.over(replica_id)
         incarnation = self._incarnations.get(replica_id, 0)
         self._metrics.replica_lost(replica_id, model)
         self._write(
@@ -419,16 +447,19 @@ class Observer:
         """The number of replicas of a model that are to serve changed, or one of them drains."""
         if isinstance(effect, DrainReplica):
             _log.info("replica %s gets nothing more: %s", effect.replica_id, effect.reason)
+            self.starts.drains(effect.replica_id)
             return
-        change = effect.number - effect.before
-        _log.info(
-            "%s: %d replicas are to serve, not %d: %s",
-            effect.model,
-            effect.number,
-            effect.before,
-            effect.reason,
-        )
-        self._metrics.scaled(effect.model, change, effect.reason)
+        model, number, change = effect.model, effect.number, effect.number - effect.before
+        if change:
+            told = (model, number, effect.before, effect.reason)
+            _log.info("%s: %d replicas are to serve, not %d: %s", *told)
+            self._metrics.scaled(model, change, effect.reason)
+        if effect.short_of is None:
+            self._short.discard(model)
+        elif model not in self._short:
+            self._short.add(model)
+            short = (model, effect.short_of)
+            _log.warning("%s: %d replicas are needed, more than replicas.max allows", *short)
         self._write(
             records.FleetScaled(
                 self._clock(),
@@ -437,6 +468,7 @@ class Observer:
                 effect.number,
                 effect.reason,
                 dict(effect.terms),
+                effect.short_of,
             )
         )
 

@@ -73,6 +73,12 @@ class Operated:
         verb = "drain" if on else "undrain"
         self.note(Deployment(0, verb, {"replica": replica_id}))
 
+    def pin_replicas(self, model: str, number: int | None) -> None:
+        """Let so many replicas of a model serve, or leave it to the load again (``None``)."""
+        self._driver.pin_replicas(model, number)
+        told = "by the load" if number is None else str(number)
+        self.note(Deployment(0, "scale", {"model": model, "replicas": told}))
+
     @property
     def deployment(self) -> Deployment:
         """What is served since the last change of it."""

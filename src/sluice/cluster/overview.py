@@ -17,6 +17,7 @@ from sluice.core.breaker import BreakerState
 from sluice.core.fleet_replica import ReplicaView
 from sluice.core.lifecycle import ReplicaState
 from sluice.core.pools import PoolView
+from sluice.core.scaling import Decision
 from sluice.telemetry.recent import Order, Over
 from sluice.telemetry.records import (
     Deployment,
@@ -83,8 +84,9 @@ class Overview:
                 "model": model,
                 "classes": [asdict(one) for one in self._observer.metrics.targets],
                 "samples": self._timeline.since(model, since_s),
+                "scaling": self._scaling([one for one in pools if model in {ALL, one.model}]),
                 "replicas": [
-                    _replica(one)
+                    _replica(one, now_ns) | {"start_s": self._start_s(one.id)}
                     for pool in pools
                     for one in pool.replicas
                     if model in {ALL, pool.model}
@@ -95,6 +97,20 @@ class Overview:
                 "changes": [self._change(one) for one in reversed(recent.changes)],
             }
         )
+
+    def scaling(self) -> bytes:
+        """How many replicas there are to be, and why; how long starts took. For all models."""
+        pools = self._pools()
+        starts = {one.id: self._start_s(one.id) for pool in pools for one in pool.replicas}
+        return msgspec.json.encode({"models": self._scaling(pools), "last_start_s": starts})
+
+    def _scaling(self, pools: Sequence[PoolView]) -> list[dict[str, Any]]:
+        return [_scaling(pool, pool.scaling) for pool in pools if pool.scaling is not None]
+
+    def _start_s(self, replica_id: str) -> dict[str, float]:
+        """Seconds by stage of the last cold start of a replica."""
+        stages = self._observer.starts.last.get(replica_id, {})
+        return {stage: round(taken_ns / 1e9, 3) for stage, taken_ns in stages.items()}
 
     def request(self, request_id: str) -> bytes | None:
         """The life of a request that the document names, ``None`` for one that is forgotten."""
@@ -179,8 +195,28 @@ def phases_of(ended: RequestEnded) -> Mapping[str, float]:
     return {phase: spent_ns / 1e9 for phase, spent_ns in phases.items() if spent_ns}
 
 
-def _replica(replica: ReplicaView) -> dict[str, Any]:
-    report = replica.report
+def _scaling(pool: PoolView, decision: Decision) -> dict[str, Any]:
+    """One model whose replicas follow its load: the last decision, and what it was made of."""
+    absence = pool.absence
+    return {
+        "model": pool.model,
+        "wanted": decision.number,
+        "loaded": decision.loaded,
+        "needed": decision.needed,
+        "most": decision.most,
+        "short_of": decision.short_of,
+        "reason": decision.reason,
+        "terms": dict(decision.terms),
+        "serving": sum(one.is_serving for one in pool.replicas),
+        "start_expected_s": decision.start_ns / 1e9,
+        "wake_expected_s": decision.wake_ns / 1e9,
+        "ready_in_s": (absence.ready_in_ns or 0) / 1e9 if absence else 0.0,
+        "requests_held": bool(absence and absence.held),
+    }
+
+
+def _replica(replica: ReplicaView, now_ns: int) -> dict[str, Any]:
+    report, start_ns = replica.report, replica.start_ns
     told: dict[str, Any] = {
         "id": replica.id,
         "model": replica.model,
@@ -192,6 +228,7 @@ def _replica(replica: ReplicaView) -> dict[str, Any]:
         "places": replica.places,
         "seats": replica.seats,
         "losses": replica.losses,
+        "starts_in_s": None if start_ns is None else max(0, start_ns - now_ns) / 1e9,
         "breaker_open": replica.breaker is BreakerState.OPEN,
     }
     if report is not None:

@@ -6,6 +6,7 @@ until it serves. Whether and where a call is tried again is the fleet's decision
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from sluice.cluster.remote_model import (
     NOT_GENERATING,
     RemoteModel,
 )
+from sluice.cluster.rest import Rest
 from sluice.core.events import ReplicaLimits, Report
 from sluice.core.quota import QuotaLeft
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
@@ -28,13 +30,13 @@ from sluice.executors.ratelimits import quota_left
 from sluice.executors.stream import (
     Answer,
     Deadlines,
+    EngineClient,
     EngineFacts,
     Gauges,
     Headers,
     Health,
     Lost,
     Probe,
-    StreamExecutor,
     UpstreamError,
     UpstreamRequest,
     UsageEvents,
@@ -94,7 +96,8 @@ class RemoteListener(Protocol):
 class RemoteTerms:
     """What is asked of one engine, as configured; ``None`` for what it tells itself.
 
-    ``model`` is its name for the model, ``probe_s`` the time between two looks at it.
+    ``model`` is its name for the model, ``probe_s`` the time between two looks at it. With
+    ``sleep`` it frees its memory while it is warm and not needed.
     """
 
     dialect: Dialect
@@ -105,6 +108,7 @@ class RemoteTerms:
     in_flight_max: int | None = None
     priority: bool = False
     probe_s: float = 1.0
+    sleep: bool = False
 
 
 class RemoteReplica:
@@ -116,7 +120,7 @@ class RemoteReplica:
     def __init__(
         self,
         replica_id: str,
-        engine: StreamExecutor,
+        engine: EngineClient,
         terms: RemoteTerms,
         model: RemoteModel,
         listener: RemoteListener,
@@ -135,6 +139,8 @@ class RemoteReplica:
         self._parted_ns = 0
         self._blocks = 0
         self._has_gauges = False  # since it serves
+        self._rest = Rest(replica_id, engine) if terms.sleep else None
+        self._wish = asyncio.Event()
         self.was_probed = False
 
     # ---------------------------------------------------------------------------------- lifetime
@@ -142,14 +148,26 @@ class RemoteReplica:
     def start(self) -> None:
         """Probe it until it serves; what comes of it is told to the listener."""
         self._started_ns = self._clock()
+        if self._rest is not None:
+            self._rest.wanted = False
+        if self._serves:
+            self._wish.set()  # it is warm, and waited for
         if self._watch is None:
             loop = asyncio.get_running_loop()
             self._watch = loop.create_task(self._probe_always(), name=f"probes {self.replica_id}")
 
     def warm(self) -> None:
-        """Look at it where that has not begun: it runs, and nothing here says that it is to."""
+        """Look at it where that has not begun, and let it sleep where it can."""
         if self._watch is None:
             self.start()
+        if self._rest is not None:
+            self._rest.wanted = True
+        self._wish.set()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it is being looked at, and has not been yet."""
+        return self._watch is not None and not self.was_probed
 
     async def stop(self) -> None:
         """Leave all calls and close all connections."""
@@ -167,12 +185,18 @@ class RemoteReplica:
             self.was_probed = True
             self._listener.probed(self.replica_id)
             usual_s = self._terms.probe_s
-            await asyncio.sleep(usual_s if self._serves else min(usual_s, _PROBE_S_DOWN))
+            wait_s = usual_s if self._serves else min(usual_s, _PROBE_S_DOWN)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wish.wait()
+            self._wish.clear()
 
     async def _take(self, probe: Probe) -> None:
         if probe.health is Health.READY:
             self._faults = 0
-            if self._started_ns is not None:
+            if self._rest is not None and not self._attempts:
+                await self._rest.settle()
+            if self._started_ns is not None and (self._rest is None or self._rest.is_settled):
                 await self._became_ready(self._started_ns)
             self._has_gauges = self._has_gauges or probe.gauges is not None
             # An engine may have none, or not show them. Where it had some, their age is told.

@@ -45,6 +45,7 @@ class CallTiming:
     ``arrived_ns`` is when the call came to the fleet, for its model or for a smaller one;
     ``stream`` is where its chunks are counted;
     ``whole`` says that a remote engine answers in one piece, so that nobody sees a first token.
+    ``cold_ns`` is when it was given to a replica as its first since that was loaded.
     ``handed_over_by`` is the model that did not take it, until a replica of the other one does, and
     ``handed_over`` the rung by which it goes.
     """
@@ -65,6 +66,7 @@ class CallTiming:
     choice_ns: dict[int, int] = field(default_factory=dict)
     texts: CallTexts | None = None
     whole: bool = False
+    cold_ns: int | None = None
 
     def tpot_ns(self, choices: int) -> int | None:
         """(last - first) / (N - tokens in the first chunk), per choice; ``None`` if undefined."""

@@ -266,6 +266,11 @@ class ModelSection:
     """Time between two looks at the health and load of a remote engine. Unset: one second, and half
     a minute for ``openai``, which tells no load."""
 
+    sleep: bool = False
+    """Whether warm replicas of a remote vLLM sleep: they free the memory of their GPU and wake
+    within seconds. For servers that were started with ``--enable-sleep-mode`` and
+    ``VLLM_SERVER_DEV_MODE=1``."""
+
     numerics: Literal["fast", "exact"] = "fast"
     """``fast`` quantises activations and lets a result depend on what else is in the batch: it
     shifts log-probabilities by a few hundredths to tenths, so that tokens of nearly equal

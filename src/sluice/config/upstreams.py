@@ -13,7 +13,7 @@ from sluice.config.sections import ModelSection
 # Settings that say something of engines elsewhere, and those of models that run here.
 _REMOTE_ONLY = (
     "start", "key_env", "key_file", "upstream_model", "in_flight_max", "engine_priorities",
-    "connect_s_max", "first_token_s_max", "whole_s_max", "probe_s", "retries",
+    "connect_s_max", "first_token_s_max", "whole_s_max", "probe_s", "retries", "sleep",
 )  # fmt: skip
 _HERE_ONLY = (
     "numerics", "kv_bytes", "sequences_max", "threads", "policy", "static_batch",
@@ -65,6 +65,8 @@ def contradictions(name: str, model: ModelSection) -> Iterator[tuple[str, str]]:
     if model.source != name:
         yield "source", f'is for models that run here, and engine is "{model.engine}"; leave it out'
     yield from _whereabouts(model)
+    if model.sleep and model.engine != "vllm":
+        yield "sleep", f'is for vllm, and engine is "{model.engine}"'
     for setting in _HERE_ONLY:
         started = bool(model.start) and setting in _STARTED
         if not started and getattr(model, setting) != _default(setting):

@@ -34,6 +34,8 @@ REASONS = {
     "too_many_choices": "choices",
     "upstream_busy": "seconds for which the engine asks to be left alone",
     "not_ready": "replicas",
+    "not_held": "seconds until a replica is ready",
+    "held_full": "places of requests that are held until a replica is ready",
     "load_failed": "replicas",
     "draining": "seconds",
 }
@@ -54,6 +56,20 @@ class Refusal:
     measured: float
     threshold: float
     wait_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """How a model stands of which no replica serves.
+
+    One is predicted to be ready in ``ready_in_ns``, ``None`` where all failed. ``held`` says that a
+    request which comes now waits for it and is not refused, ``resting`` that it may be without
+    replicas: a request starts one.
+    """
+
+    ready_in_ns: int | None
+    held: bool
+    resting: bool
 
 
 def tokens_max(limits: ReplicaLimits) -> int:

@@ -13,6 +13,7 @@ from sluice.core.accepted import Accepted
 from sluice.core.admission import NS_PER_S, Refusal
 from sluice.core.events import AttemptFailed, Ended, ReplicaLost, Retarget
 from sluice.core.gate import AfterTrial, OpenNow, OpensAt
+from sluice.core.holding import unserved
 from sluice.core.pools import Pool
 from sluice.core.request import COMPLETE, Request, Rung, Usage
 
@@ -20,7 +21,7 @@ from sluice.core.request import COMPLETE, Request, Rung, Usage
 LOSSES_MAX = 2
 
 # Refusals for want of anything that serves. Attempts that all failed count as the first.
-_NOTHING_SERVES = ("not_ready", "load_failed", "upstream_busy")
+_NOTHING_SERVES = ("not_ready", "not_held", "held_full", "load_failed", "upstream_busy")
 
 
 def tried_again(
@@ -142,6 +143,8 @@ def fallback(
         if (remote or not begun) and other.ready() and shut(other, now_ns) is None:
             measured, threshold = refusal.measured, refusal.threshold
             return Retarget(request.id, other.limits.model, measured, threshold, Rung.FALLBACK)
+        if not other.ready():
+            unserved(other, now_ns)
     return None
 
 

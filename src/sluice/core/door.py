@@ -16,6 +16,7 @@ from sluice.core.accepted import Accepted, Rank, Work
 from sluice.core.admission import NS_PER_S, Refusal, never_runs
 from sluice.core.events import Dispatch, ReplicaScore
 from sluice.core.feasibility import Outlook
+from sluice.core.holding import unserved
 from sluice.core.ladder import Leaves, Stays, walk
 from sluice.core.path_budget import Predicted
 from sluice.core.pools import Pool
@@ -185,7 +186,10 @@ class Door:
     def smaller(self, request: Request) -> str | None:
         """See ``ladder.Door``."""
         pool = self._pool.smaller
-        if pool is None or Rung.SMALLER in request.degraded or not pool.ready():
+        if pool is None or Rung.SMALLER in request.degraded:
+            return None
+        if not pool.ready():
+            unserved(pool, self._now_ns)  # those that come after it find one
             return None
         limits = pool.widest()
         if limits is None or never_runs(request, limits) is not None:

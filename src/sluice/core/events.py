@@ -424,8 +424,10 @@ class DrainReplica:
 class Scaled:
     """How many replicas of ``model`` are to serve changed from ``before`` to ``number``.
 
-    ``reason`` is the term that decided, ``terms`` are what was compared, by name. Nothing is to be
-    done: the effects on single replicas are told beside it.
+    ``reason`` is the term that decided, ``terms`` are what was compared, by name. ``short_of`` was
+    needed of late and is more than the model may have; it is told when that begins and, as
+    ``None``, when it is over, though the number may be what it was. Nothing is to be done: the
+    effects on single replicas are told beside it.
     """
 
     model: str
@@ -433,6 +435,7 @@ class Scaled:
     number: int
     reason: str
     terms: tuple[tuple[str, float], ...] = ()
+    short_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

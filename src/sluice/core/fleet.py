@@ -46,6 +46,7 @@ from sluice.core.events import (
     WakeAt,
 )
 from sluice.core.fleet_replica import FleetReplica, RestartLimits
+from sluice.core.holding import not_held, not_ready, view
 from sluice.core.ladder import Leaves, Stays
 from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState
 from sluice.core.limits import PoolLimits, RouteLimits, TenantLimits
@@ -55,7 +56,7 @@ from sluice.core.news import hear
 from sluice.core.path_budget import Predicted
 from sluice.core.pools import Pool, PoolView
 from sluice.core.request import EndReason, Request, Rung, Usage
-from sluice.core.supply import attend, begin, not_held, overstayed, pin
+from sluice.core.supply import attend, begin, overstayed, pin
 from sluice.core.tenants import Allowance, TenantLedger
 
 # What leaves the replicas' states as they are.
@@ -330,7 +331,7 @@ class Fleet:
         effects: list[FleetEffect] = []
         for accepted in list(pool.queue):
             instead = self._fall_back(accepted, now_ns)
-            effects += instead or self._turn_away(accepted, pool.not_ready(now_ns), now_ns)
+            effects += instead or self._turn_away(accepted, not_ready(pool, now_ns), now_ns)
         return effects
 
     def _reconfigured(self, event: Reconfigured, now_ns: int) -> list[FleetEffect]:
@@ -428,4 +429,4 @@ class Fleet:
 
     def pools(self, now_ns: int) -> tuple[PoolView, ...]:
         """All models with their replicas, in the order of configuration."""
-        return tuple(pool.view(now_ns) for pool in self._pools.values())
+        return tuple(view(pool, now_ns) for pool in self._pools.values())

@@ -220,6 +220,7 @@ class FleetReplica:
 
     def stay_down(self) -> None:
         """It is not started again."""
+        self.scaled = False
         if self.state in (ReplicaState.BACKOFF, ReplicaState.CRASH_LOOP):
             self.move(ReplicaState.STOPPED)
             self.start_ns = None
@@ -234,6 +235,11 @@ class FleetReplica:
     def is_serving(self) -> bool:
         """Whether it is ready and may be given requests."""
         return self.state is ReplicaState.READY and not self.draining
+
+    @property
+    def can_start(self) -> bool:
+        """Whether scaling may start it, which does not run."""
+        return self.scaled and self.state is ReplicaState.STOPPED
 
     def board(self, accepted: Accepted, now_ns: int) -> None:
         """Count a request that is dispatched here."""

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sluice.core.holding import unserved
 from sluice.core.limits import RouteLimits, Sticky, Way
 from sluice.core.pools import Pool
-from sluice.core.supply import unserved
 
 # So many scores are remembered, and so many are needed before anything is concluded from them.
 SCORES_MAX, SCORES_MIN = 1000, 200

@@ -14,7 +14,7 @@ from operator import attrgetter
 from random import Random
 
 from sluice.core.accepted import Accepted, Order, Rank, Work
-from sluice.core.admission import NS_PER_S, Refusal
+from sluice.core.admission import NS_PER_S, Absence, Refusal
 from sluice.core.events import Dispatch, Ended, Reject, ReplicaLimits, ReplicaScore
 from sluice.core.fairness import FairShares
 from sluice.core.feasibility import Outlook, Sweep
@@ -54,7 +54,7 @@ class PoolView:
     for each tier of which some wait, how long the first of them has waited. ``bookings`` refused
     clients were told when to come back; ``returning`` is the share of them that do. ``margin`` is
     the factor by which predicted waits are stretched. ``scaling`` is the last decision on how many
-    replicas there are, where that follows the load.
+    replicas there are, where that follows the load; ``absence`` is set where none serves.
     """
 
     model: str
@@ -74,6 +74,7 @@ class PoolView:
     returning: float = 1.0
     margin: float = 1.0
     scaling: Decision | None = None
+    absence: Absence | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -139,9 +140,9 @@ class Pool:
     def may_serve_soon(self) -> bool:
         """Whether a replica serves or is about to; when one elsewhere comes back nobody knows."""
         if self.limits.remote is not None:
-            return any(replica.state is ReplicaState.READY for replica in self.replicas)
+            return any(one.state is ReplicaState.READY or one.can_start for one in self.replicas)
         hopeless = (ReplicaState.CRASH_LOOP, ReplicaState.FAILED, ReplicaState.STOPPED)
-        return any(replica.state not in hopeless for replica in self.replicas)
+        return any(one.state not in hopeless or one.can_start for one in self.replicas)
 
     def places(self) -> int:
         """Places in use: waiting, and running where more may run."""
@@ -307,12 +308,6 @@ class Pool:
         wait_ns = self.departure_ns(places - places_max, now_ns)
         return Refusal(429, reason, places, places_max, wait_ns)
 
-    def not_ready(self, now_ns: int) -> Refusal:
-        """The refusal of what no replica serves; asking again is in vain where all failed."""
-        if all(replica.state is ReplicaState.FAILED for replica in self.replicas):
-            return Refusal(503, "load_failed", 0, 1)
-        return Refusal(503, "not_ready", 0, 1, self.ready_in_ns(now_ns))
-
     def ready_in_ns(self, now_ns: int) -> int:
         """Predicted time until a replica is ready."""
         waits = [self.load_ns]
@@ -322,6 +317,8 @@ class Pool:
             elif replica.state is ReplicaState.STARTING:
                 wakes = self.scaler is not None and replica.woken
                 waits.append(replica.started_ns + (0 if wakes else self.load_ns) - now_ns)
+            elif replica.state is ReplicaState.WARM or replica.can_start:
+                waits.append(self.load_ns if replica.can_start else 0)
         return max(NS_PER_S, min(waits[1:] or waits))
 
     # --------------------------------------------------------------------------------- promises

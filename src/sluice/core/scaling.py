@@ -63,7 +63,9 @@ class Decision:
     """``number`` replicas are to serve or be on their way, ``loaded`` with the warm ones.
 
     ``reason`` names the term that decided, ``terms`` are all of them, in replicas. ``needed`` is
-    the number without the bounds of the model and of the last one.
+    the number without the bounds of the model and of the last one, ``most`` the greatest that is
+    allowed; ``short_of`` was needed of late where that is more. ``start_ns`` and ``wake_ns`` are
+    the times until a cold and a warm replica serve that were planned with.
     """
 
     number: int
@@ -71,6 +73,10 @@ class Decision:
     reason: str
     needed: int = 0
     terms: tuple[tuple[str, float], ...] = ()
+    most: int = 0
+    short_of: int | None = None
+    start_ns: int = 0
+    wake_ns: int = 0
 
 
 class Times:
@@ -166,7 +172,9 @@ class Scaler:
         loaded = max(number + self.limits.warm, ceil(far - 1e-9) if self.limits.warm else number)
         told = tuple((name, round(value, 3)) for name, value in terms.items())
         most = self.limits.replicas_max
-        self.decision = Decision(number, min(most, loaded), reason, needed, told)
+        peak = max([need for _, need in self._needs])
+        inputs = (most, peak if peak > most else None, self.starts.lead_ns, self.wakes.lead_ns)
+        self.decision = Decision(number, min(most, loaded), reason, needed, told, *inputs)
         return self.decision
 
     def _period_over(self, now: Standing, period_s: float) -> None:

@@ -8,7 +8,7 @@ to finish. ``core/scaling.py`` decides the numbers; called by ``core/fleet.py``.
 from dataclasses import replace
 
 from sluice.core.accepted import Accepted, Work
-from sluice.core.admission import NS_PER_S, Refusal
+from sluice.core.admission import NS_PER_S
 from sluice.core.events import (
     Dispatch,
     DrainReplica,
@@ -22,7 +22,6 @@ from sluice.core.events import (
 from sluice.core.fleet_replica import FleetReplica
 from sluice.core.lifecycle import ReplicaState as R
 from sluice.core.pools import Pool
-from sluice.core.request import Request
 from sluice.core.scaling import Decision, Scaler, Standing
 
 # A replica with work that has told nothing for so long: nobody knows how it is.
@@ -34,24 +33,37 @@ WAKE_NS, WAITED = NS_PER_S, "queue_wait"
 def scale(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
     """Decide how many replicas there are to be, and let it happen."""
     now = standing(pool, now_ns)
-    before = scaler.decision.number
+    before = scaler.decision
     decision = scaler.decide(now, now_ns)
     effects: list[FleetEffect] = []
-    if decision.number != before:
-        told = (before, decision.number, decision.reason, decision.terms)
-        effects.append(Scaled(pool.limits.model, *told))
+    short = (before.short_of is None) != (decision.short_of is None)
+    if short or decision.number != before.number:
+        effects.append(_told(pool, before, decision))
     return effects + supply(pool, scaler, now_ns)
+
+
+def _told(pool: Pool, before: Decision, now: Decision) -> Scaled:
+    model, numbers = pool.limits.model, (before.number, now.number)
+    return Scaled(model, *numbers, now.reason, now.terms, now.short_of)
 
 
 def attend(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
     """Let go who has finished; decide anew where it is time, or where nobody would serve who
     waits."""
     effects = _let_go(pool, scaler) if scaler.leave_ns is not None else []
-    if scaler.due_ns <= now_ns or (pool.queue and not pool.may_serve_soon()):
+    if scaler.due_ns <= now_ns or (pool.queue and scaler.pinned is None and nobody(pool)):
         effects += scale(pool, scaler, now_ns)
     elif scaler.pinned is None and _awaited(pool, now_ns):
         effects += _one_more(pool, scaler, now_ns)
     return effects
+
+
+def nobody(pool: Pool) -> bool:
+    """Whether no replica serves or is on its way to it, and one could be."""
+    coming = (R.STARTING, R.BACKOFF)
+    if any(r.is_serving or (r.state in coming and not r.warming) for r in pool.replicas):
+        return False
+    return any(r.warming or r.state in (R.WARM, R.STOPPED, R.DRAINING) for r in pool.replicas)
 
 
 def _awaited(pool: Pool, now_ns: int) -> bool:
@@ -70,8 +82,7 @@ def _one_more(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
         return []
     loaded = max(before.loaded, number)
     scaler.decision = replace(before, number=number, loaded=loaded, reason=WAITED)
-    told = (before.number, number, WAITED, before.terms)
-    return [Scaled(pool.limits.model, *told), *supply(pool, scaler, now_ns)]
+    return [_told(pool, before, scaler.decision), *supply(pool, scaler, now_ns)]
 
 
 def pin(pool: Pool, number: int | None) -> None:
@@ -113,22 +124,6 @@ def overstayed(pool: Pool, now_ns: int) -> list[Accepted]:
         if replica.leave_by_ns is not None and replica.leave_by_ns <= now_ns
         for accepted in replica.on_board.values()
     ]
-
-
-def not_held(pool: Pool, now_ns: int) -> Refusal | None:
-    """Why a request is not held until a replica serves; ``None`` where it is."""
-    refusal, scale = pool.not_ready(now_ns), pool.limits.scale
-    if scale is None or refusal.reason != "not_ready":
-        return refusal
-    if pool.queue.places < scale.hold_places and pool.ready_in_ns(now_ns) <= scale.hold_ns:
-        return None
-    unserved(pool, now_ns)
-    return refusal
-
-
-def unserved(pool: Pool, now_ns: int) -> None:
-    """A request that nobody has counted found no replica here."""
-    asked(pool, pool.work(Request("", now_ns, (0,), pool.service.mean_output_tokens), {}), now_ns)
 
 
 def standing(pool: Pool, now_ns: int) -> Standing:

@@ -56,6 +56,19 @@ class AbortRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class SleepRoutes:
+    """How an engine is told to free the memory of its GPU and to take it back.
+
+    ``state`` answers a JSON object whose ``field`` says whether it sleeps.
+    """
+
+    sleep: str
+    wake: str
+    state: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
 class OverloadSign:
     """An answer that means: not at this time. ``words`` must occur in the body if given."""
 
@@ -84,6 +97,7 @@ class Dialect:
     abort: AbortRoute | None = None
     overload: tuple[OverloadSign, ...] = ()
     limits_path: str | None = None
+    sleep: SleepRoutes | None = None
 
     def priority_value(self, tier: int) -> int | None:
         """The engine's number for one of our tiers, of which 0 is the most urgent."""
@@ -136,6 +150,9 @@ VLLM = Dialect(
         spellings=("chatcmpl-{}", "cmpl-{}-0"),
     ),
     overload=_ANY,
+    # Level 1 keeps the weights in the memory of the host. The routes are there in a server that was
+    # started with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode.
+    sleep=SleepRoutes("/sleep?level=1", "/wake_up", "/is_sleeping", "is_sleeping"),
 )
 
 SGLANG = Dialect(

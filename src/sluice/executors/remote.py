@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from sluice.executors.dialects import Dialect
+from sluice.executors.dialects import Dialect, SleepRoutes
 from sluice.executors.facts import read_facts
 from sluice.executors.faults import Source, fault_of_reply
 from sluice.executors.http_connection import Connection
@@ -41,6 +41,8 @@ from sluice.executors.stream import (
 # taken.
 _SIDE_CONNECTIONS_MAX = 8
 _SIDE_DEADLINE_S = 2.0
+# Weights go to the memory of the host and back at several GB a second.
+_SLEEP_S_MAX = 60.0
 _METRICS_BYTES_MAX = 8 * 1024**2
 # That a kept connection was closed shows within a round trip; one that breaks later broke
 # while the request was worked on.
@@ -152,6 +154,31 @@ class RemoteEngine:
                     bodies.append(reply.body if reply.status == 200 else b"")
         return read_facts(bodies)
 
+    async def sleep(self) -> str:
+        """See ``Sleeper``."""
+        routes = self._upstream.dialect.sleep
+        return "it has no such route" if routes is None else await self._rest(routes, routes.sleep)
+
+    async def wake(self) -> str:
+        """See ``Sleeper``."""
+        routes = self._upstream.dialect.sleep
+        return "" if routes is None else await self._rest(routes, routes.wake)
+
+    async def _rest(self, routes: SleepRoutes, path: str) -> str:
+        """Tell it to sleep or to wake, and hear from it that it does."""
+        wanted = path == routes.sleep
+        try:
+            reply = await self._exchange("POST", path, wait_s=_SLEEP_S_MAX)
+            if reply.status == 404 and not wanted:
+                return ""  # what cannot sleep is awake
+            if reply.status >= 300:
+                return f"POST {path} is answered with {reply.status}"
+            state = (await self._exchange("GET", routes.state)).body
+            told = msgspec.json.decode(state, type=dict[str, bool]).get(routes.field)
+        except (UpstreamError, msgspec.MsgspecError, RecursionError) as error:
+            return str(error)
+        return "" if told is wanted else f"{routes.state} says {told}"
+
     async def close(self) -> None:
         """Cancel what runs and close all connections."""
         for answer in tuple(self._answers):
@@ -186,16 +213,18 @@ class RemoteEngine:
             raise Garbage(self._source.name, f"no {self._source.dialect.name} metrics at {path}")
         return gauges
 
-    async def _exchange(self, method: str, path: str, body: bytes = b"") -> Reply:
+    async def _exchange(
+        self, method: str, path: str, body: bytes = b"", wait_s: float = _SIDE_DEADLINE_S
+    ) -> Reply:
         """A short request beside the answers. Raises ``UpstreamError``."""
         request = UpstreamRequest("", path, body, streamed=False)
         connection = await self._side_pool.acquire(_SIDE_DEADLINE_S)
         try:
-            async with asyncio.timeout(_SIDE_DEADLINE_S):
+            async with asyncio.timeout(wait_s):
                 connection.send(self._request_head(method, path, request), body)
                 return await read_reply(self._source, connection, _METRICS_BYTES_MAX)
         except TimeoutError as error:
-            raise FirstTokenLate(self._source.name, _SIDE_DEADLINE_S) from error
+            raise FirstTokenLate(self._source.name, wait_s) from error
         finally:
             self._side_pool.release(connection)
 

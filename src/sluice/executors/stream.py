@@ -213,6 +213,22 @@ class StreamExecutor(Protocol):
         ...
 
 
+class Sleeper(Protocol):
+    """An engine that can free the memory of its GPU while nobody needs it."""
+
+    async def sleep(self) -> str:
+        """Let it sleep. Returns why it does not, empty where it does; never raises."""
+        ...
+
+    async def wake(self) -> str:
+        """Wake it up. Returns why it does not, empty where it is awake; never raises."""
+        ...
+
+
+class EngineClient(StreamExecutor, Sleeper, Protocol):
+    """What speaks to one engine that runs elsewhere."""
+
+
 class UpstreamError(ExecutorError):
     """An upstream gave no whole answer.
 

@@ -428,7 +428,7 @@ class Simulation:
                     self._running_ns.setdefault(effect.replica_id, now_ns)
                 case StopReplica():
                     self._stopped(effect.replica_id, now_ns)
-                case Scaled():
+                case Scaled() if effect.number != effect.before:
                     at_s = (now_ns - self._began_ns) / NS_PER_S
                     self.outcome.scalings.append(
                         Scaling(at_s, effect.model, effect.number, effect.reason)

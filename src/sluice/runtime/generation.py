@@ -359,18 +359,40 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """State of one replica as operators see it."""
+    """State of one replica as operators see it.
+
+    ``losses`` are those of late. ``starts_in_s`` is set where it waits for its next start.
+    """
 
     id: str
     model: str
     state: str
     error: str = ""
+    losses: int = 0
+    starts_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A model of which no replica serves.
+
+    One is predicted to in ``ready_in_s``, ``None`` where none will. ``held`` says that requests
+    wait for it, and are not refused.
+    """
+
+    model: str
+    ready_in_s: float | None
+    held: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether requests can be served; ``reason`` says what is missing."""
+    """Whether requests can be served; ``reason`` says what is missing.
+
+    ``absent`` are models without a replica that serves; one may be so that starts for a request.
+    """
 
     ready: bool
     reason: str
     replicas: tuple[ReplicaStatus, ...] = ()
+    absent: tuple[Absent, ...] = ()

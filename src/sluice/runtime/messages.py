@@ -39,10 +39,14 @@ ToReplica = Submit | Cancel | Drain
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The model is loaded, ``load_ns`` after the process began."""
+    """The model is loaded, ``load_ns`` after that began.
+
+    Of these ``compile_ns`` were spent on compiling it and on trying what was compiled.
+    """
 
     limits: ReplicaLimits
     load_ns: int
+    compile_ns: int = 0
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -66,6 +66,8 @@ def _overload_message(reject: Reject, choices: int, model: str) -> str:
     match reject.reason:
         case "not_ready":
             return f"No replica of {model} is ready. {_again(reject)}".rstrip()
+        case "not_held" | "held_full":
+            return f"{_not_held(reject, model)} {_again(reject)}".rstrip()
         case "upstream_busy":
             return (
                 f"The engines of {model} ask to be left alone for {reject.measured:.3g} s, and a "
@@ -80,6 +82,22 @@ def _overload_message(reject: Reject, choices: int, model: str) -> str:
             return "This server is shutting down. Send the request to another one."
         case _:
             return f"{model} refused the request: {reject.reason}."
+
+
+def _not_held(reject: Reject, model: str) -> str:
+    """Why a request does not wait for a replica that is being started."""
+    none = f"No replica of {model} is ready, and one is being started"
+    if reject.reason == "held_full":
+        measured, threshold = round(reject.measured), round(reject.threshold)
+        return (
+            f"{none}: {measured} places would wait for it with this request, and "
+            f"{threshold} may (autoscale.hold_requests_max)."
+        )
+    measured_s, threshold_s = _told_apart(reject.measured, reject.threshold)
+    return (
+        f"{none}: it is predicted to be ready in {measured_s}, and requests are held for "
+        f"{threshold_s} at most (autoscale.hold_max)."
+    )
 
 
 def _queue(reject: Reject, choices: int, model: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Routes for the operator, below ``/admin``: replicas, settings, reload, draining, events.
+"""Routes for the operator, below ``/admin``: replicas, scaling, settings, reload, events.
 
 Who may call them is decided in ``auth``: the admin key, which no API key is. What a change means is
 the business of ``Operations``. No key, no prompt and no output is ever shown here.
@@ -23,6 +23,45 @@ REPLICAS_PREFIX = b"/admin/replicas/"
 async def replicas(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
     """``GET /admin/replicas``: state of each replica."""
     await exchange.reply(200, encode_json(_replicas(gateway)))
+
+
+async def scaling(
+    operations: Operations, exchange: Exchange, _gateway: Gateway, _stamp: Stamp
+) -> None:
+    """``GET /admin/scaling``: how many replicas of each model are to serve, why, and how long
+    their starts took by stage."""
+    await exchange.reply(200, operations.overview.scaling())
+
+
+class _Pin(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``/admin/scale``."""
+
+    model: str
+    replicas: Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+_PIN = msgspec.json.Decoder(_Pin)
+
+
+async def scale(
+    operations: Operations, exchange: Exchange, _gateway: Gateway, _stamp: Stamp
+) -> None:
+    """``POST /admin/scale``: so many replicas of a model are to serve; ``null`` leaves that to the
+    load again. Answers as ``/admin/scaling`` does."""
+    pin = await exchange.understood(_pin_read)
+    operations.pin_replicas(pin.model, pin.replicas)
+    await exchange.reply(200, operations.overview.scaling())
+
+
+def _pin_read(body: bytes) -> _Pin:
+    try:
+        return decode(_PIN, body)
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            'Send {"model": "small", "replicas": 3}, or null for replicas to leave their number to '
+            f"the load. {error.message}",
+            param=error.param,
+        ) from None
 
 
 async def settings(
@@ -117,7 +156,14 @@ def _replicas(gateway: Gateway) -> Json:
         "ready": readiness.ready,
         "reason": readiness.reason,
         "replicas": [
-            {"id": one.id, "model": one.model, "state": one.state, "error": one.error}
+            {
+                "id": one.id,
+                "model": one.model,
+                "state": one.state,
+                "error": one.error,
+                "losses": one.losses,
+                "starts_in_s": None if one.starts_in_s is None else round(one.starts_in_s, 1),
+            }
             for one in readiness.replicas
         ],
     }

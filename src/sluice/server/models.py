@@ -37,13 +37,25 @@ async def health(exchange: Exchange, _gateway: Gateway, _stamp: Stamp) -> None:
 
 
 async def ready(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:
-    """``GET /ready``: 200 where calls can be served at this moment, else 503 with the reason."""
+    """``GET /ready``: 200 where calls are taken at this moment, else 503 with the reason.
+
+    Models that no replica serves are told with the time until one does, and whether calls wait.
+    """
     readiness = gateway.readiness()
-    body = encode_json({"ready": readiness.ready, "reason": readiness.reason})
+    told: Json = {"ready": readiness.ready, "reason": readiness.reason}
+    if readiness.absent:
+        told["absent"] = [
+            {
+                "model": one.model,
+                "ready_in_s": None if one.ready_in_s is None else round(one.ready_in_s, 1),
+                "requests": "held" if one.held else "refused",
+            }
+            for one in readiness.absent
+        ]
     if readiness.ready:
-        await exchange.reply(200, body)
+        await exchange.reply(200, encode_json(told))
     else:
-        await exchange.reply(503, body, [(b"retry-after", _READY_RETRY_S)])
+        await exchange.reply(503, encode_json(told), [(b"retry-after", _READY_RETRY_S)])
 
 
 async def metrics(exchange: Exchange, gateway: Gateway, _stamp: Stamp) -> None:

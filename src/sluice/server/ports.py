@@ -117,6 +117,10 @@ class Overview(Protocol):
         """The life of a request that the document names, ``None`` for one that is forgotten."""
         ...
 
+    def scaling(self) -> bytes:
+        """How many replicas there are to be, and why; how long starts took."""
+        ...
+
 
 class Operations(Protocol):
     """What the operator may do to a running server, and look at."""
@@ -137,6 +141,13 @@ class Operations(Protocol):
 
     def drain_replica(self, replica_id: str, *, on: bool) -> None:
         """Give a replica nothing more and let it finish what it has, or use it again."""
+        ...
+
+    def pin_replicas(self, model: str, number: int | None) -> None:
+        """Let so many replicas of a model serve; ``None`` leaves it to the load again.
+
+        Raises ``InvalidRequest`` where the model has no range of replicas, or not so many.
+        """
         ...
 
     def note(self, event: OperatorEvent) -> None:

@@ -91,6 +91,8 @@ def routes(operations: Operations | None = None, *, remote: bool = False) -> Rou
         b"/dashboard/request": Route("GET", partial(dashboard.request, overview)),
     }
     changing = {
+        b"/admin/scaling": Route("GET", partial(admin.scaling, operations)),
+        b"/admin/scale": Route("POST", partial(admin.scale, operations)),
         b"/admin/config": Route("GET", partial(admin.settings, operations)),
         b"/admin/reload": Route("POST", partial(admin.reload, operations)),
         b"/admin/events": Route("POST", partial(admin.note_event, operations)),

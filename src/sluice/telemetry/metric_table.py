@@ -44,6 +44,16 @@ class Outcome(StrEnum):
     LEFT = "left"  # its client left
 
 
+class Stage(StrEnum):
+    """A part of the time from asking for a replica to its first token, or all of a wake."""
+
+    PLACE = "place"  # until its process runs and begins to load
+    LOAD = "load"
+    COMPILE = "compile"  # with trying what was compiled
+    FIRST_TOKEN = "first_token"  # of the first request that it is given
+    WAKE = "wake"  # of one that was loaded and waited
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One metric: its name as exposed (counters with ``_total``), labels and what it means."""
@@ -173,6 +183,14 @@ METRICS: tuple[Metric, ...] = (
         (*_REPLICA, "outcome"),
         "Requests that a remote replica gave no whole answer to, some of which went elsewhere.",
     ),
+    Metric(
+        "sluice_cold_start_seconds",
+        "histogram",
+        ("model", "stage"),
+        "Time that a replica which was not loaded took for each stage of its start.",
+        LATENCY_S,
+    ),
+    _histogram("sluice_wake_seconds", "Time that a warm replica took until it served."),
     _counter("sluice_replica_losses_total", _REPLICA, "Times a replica was lost."),
     _counter("sluice_spans_exported_total", (), "Spans that the collector took."),
     _counter(
@@ -203,6 +221,9 @@ METRICS: tuple[Metric, ...] = (
     _gauge("sluice_replicas_wanted", _MODEL, "Replicas that are to serve, by the load."),
     _gauge("sluice_replicas_needed", _MODEL, "The same without the bounds of the model."),
     _gauge("sluice_replicas_loaded_wanted", _MODEL, "The same with the warm ones."),
+    _gauge("sluice_replicas_max", _MODEL, "Most replicas that may serve."),
+    _gauge("sluice_start_expected_seconds", _MODEL, "Time to ready of a cold replica, as planned."),
+    _gauge("sluice_wake_expected_seconds", _MODEL, "The same of a warm one."),
     _gauge("sluice_queue_places", _MODEL, "Places in use, running and waiting."),
     _gauge("sluice_queue_places_max", _MODEL, "Places beyond which requests are refused."),
     _gauge("sluice_waiting_tokens", _MODEL, "Prompt tokens of requests that wait in the fleet."),

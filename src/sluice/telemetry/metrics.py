@@ -30,7 +30,14 @@ from sluice.core.lifecycle import ReplicaState
 from sluice.core.model_routes import RouteView
 from sluice.core.pools import PoolView
 from sluice.core.request import TIER_MAX, EndReason, Phase, PhaseTimes, Rung, Usage
-from sluice.telemetry.metric_table import NO_CLASS, VLLM_ALIASES, Metric, Outcome, with_buckets
+from sluice.telemetry.metric_table import (
+    NO_CLASS,
+    VLLM_ALIASES,
+    Metric,
+    Outcome,
+    Stage,
+    with_buckets,
+)
 
 # Label value of everything that is not in a closed set, such as a model that is not served.
 OTHER = "other"
@@ -301,6 +308,14 @@ class Metrics:
         """A replica was lost."""
         self._add("sluice_replica_losses_total", (model, replica_id), 1)
 
+    def started(self, model: str, stage: Stage, duration_ns: int) -> None:
+        """A stage of a replica's start is over."""
+        if stage is Stage.WAKE:
+            self._times["sluice_wake_seconds"][model,].observe(duration_ns * _NS)
+        else:
+            key = (model, stage)
+            self._histogram("sluice_cold_start_seconds", key).observe(duration_ns * _NS)
+
     def scaled(self, model: str, change: int, reason: str) -> None:
         """The number of replicas that are to serve changed."""
         direction = "up" if change > 0 else "down"
@@ -412,6 +427,9 @@ def _known_keys(
             return [(model, rung) for model in models for rung in _DEGRADING]
         case ("model", "slo_class"):
             return list(product(models, classes))
+        case ("model", "stage"):
+            stages = [stage for stage in Stage if stage is not Stage.WAKE]
+            return list(product(models, stages))
         case ("model", "slo_class", "outcome"):
             return list(product(models, classes, Outcome))
         case ("model", "reason") if metric.name == "sluice_requests_ended_total":
@@ -469,6 +487,9 @@ def _pool_gauges(pool: PoolView) -> dict[str, float]:
             "replicas_wanted": scaling.number,
             "replicas_needed": scaling.needed,
             "replicas_loaded_wanted": scaling.loaded,
+            "replicas_max": scaling.most,
+            "start_expected_seconds": scaling.start_ns * _NS,
+            "wake_expected_seconds": scaling.wake_ns * _NS,
         }
     )
     return scaled | {

@@ -228,10 +228,23 @@ class ReplicaChanged(Record, frozen=True):
     sequences_max: int = 0
 
 
+class StartStage(Record, frozen=True):
+    """A stage of a replica's start is over, which took ``duration_ns``.
+
+    ``stage`` is one of ``metric_table.Stage``; ``wake`` is all of the start of a warm one.
+    """
+
+    replica: str
+    model: str
+    stage: str
+    duration_ns: int
+
+
 class FleetScaled(Record, frozen=True):
     """So many replicas are to serve as ``number`` says, for ``reason``: the term that decided.
 
-    ``terms`` are the replicas that each of them asks for.
+    ``terms`` are the replicas that each of them asks for. ``short_of`` are needed where the model
+    may not have so many.
     """
 
     model: str
@@ -239,6 +252,7 @@ class FleetScaled(Record, frozen=True):
     number: int
     reason: str
     terms: dict[str, float] = {}
+    short_of: int | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -329,6 +343,7 @@ AnyRecord = (
     | RequestEnded
     | RequestText
     | ReplicaChanged
+    | StartStage
     | FleetScaled
     | Step
     | PolicyRecord

@@ -24,6 +24,10 @@ class FakeOverview:
         """One of ``requests``."""
         return self.requests.get(request_id)
 
+    def scaling(self) -> bytes:
+        """``shown``."""
+        return self.shown
+
 
 @dataclass
 class FakeOperations:
@@ -34,6 +38,7 @@ class FakeOperations:
     problems: tuple[str, ...] = ()
     reloads: int = 0
     draining: dict[str, bool] = field(default_factory=dict)
+    pinned: dict[str, int | None] = field(default_factory=dict)
     noted: list[OperatorEvent] = field(default_factory=list)
     overview: FakeOverview = field(default_factory=FakeOverview)
 
@@ -51,6 +56,10 @@ class FakeOperations:
     def drain_replica(self, replica_id: str, *, on: bool) -> None:
         """Note the wish."""
         self.draining[replica_id] = on
+
+    def pin_replicas(self, model: str, number: int | None) -> None:
+        """Note the wish."""
+        self.pinned[model] = number
 
     def note(self, event: OperatorEvent) -> None:
         """Keep the event."""

@@ -69,7 +69,10 @@ def text_of(tokens: int) -> str:
 
 
 class SimulatedVllm:
-    """One engine. ``fault`` may give another script for a request that is to be generated."""
+    """One engine. ``fault`` may give another script for a request that is to be generated.
+
+    ``sleeps`` is ``None`` while it has no routes for that, as of a server without development mode.
+    """
 
     def __init__(
         self, speed: Speed | None = None, fault: Callable[[Received], Script | None] | None = None
@@ -82,6 +85,7 @@ class SimulatedVllm:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.waiting_most = 0
+        self.sleeps: bool | None = None
         self._queue: deque[asyncio.Event] = deque()
         self._changed = asyncio.Event()
 
@@ -107,6 +111,13 @@ class SimulatedVllm:
             case "/v1/models":
                 model = {"id": "m", "object": "model", "max_model_len": self.speed.context_tokens}
                 return whole(msgspec.json.encode({"object": "list", "data": [model]}))
+            case "/sleep?level=1" | "/wake_up" if self.sleeps is not None:
+                self.sleeps = received.path != "/wake_up"
+                return whole(b"")
+            case "/is_sleeping" if self.sleeps is not None:
+                return whole(msgspec.json.encode({"is_sleeping": self.sleeps}))
+            case "/v1/chat/completions" | "/v1/completions" if self.sleeps:
+                return whole(b'{"detail":"the engine is asleep"}', 500)
             case "/v1/chat/completions" | "/v1/completions":
                 return self.fault(received) or self._generate(received)
             case _:

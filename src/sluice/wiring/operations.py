@@ -21,7 +21,7 @@ from sluice.config.load import Loaded
 from sluice.config.sections import ServerSection
 from sluice.config.settings import conflicts
 from sluice.config.sources import dotted
-from sluice.core.errors import ConfigError
+from sluice.core.errors import ConfigError, InvalidRequest
 from sluice.runtime.clock import monotonic_ns, wall_ns, wall_s
 from sluice.server.app import create_app
 from sluice.server.bodies import Bodies
@@ -37,6 +37,7 @@ from sluice.wiring.gateway import reconfigure
 from sluice.wiring.pipelines import pipeline_gateway
 from sluice.wiring.remote import RemoteIds
 from sluice.wiring.routes import LoadedRoutes, load_routes
+from sluice.wiring.scaling import scales
 from sluice.wiring.tracing import Tracing
 
 _log = logging.getLogger(__name__)
@@ -115,6 +116,28 @@ class RunningServer:
         """Give a replica nothing more, or use it again."""
         self.gateway.operated.drain_replica(replica_id, on=on)
         _log.info("replica %s %s", replica_id, "gets no more requests" if on else "is used again")
+
+    def pin_replicas(self, model: str, number: int | None) -> None:
+        """Let so many replicas serve; see ``server.ports.Operations``."""
+        models = models_of(self._loaded.settings)
+        ranged = sorted(name for name, section in models.items() if scales(section))
+        if model not in ranged:
+            there = ", ".join(ranged) or "none"
+            raise InvalidRequest(
+                f"The number of replicas of {model!r} does not follow its load; models of which it "
+                f"does (replicas with min below max, or warm): {there}.",
+                param="model",
+            )
+        bounds = models[model].replicas
+        if number is not None and not bounds.min <= number <= (bounds.max or 0):
+            raise InvalidRequest(
+                f"replicas is {number}; {model} may have {bounds.min} to {bounds.max} "
+                f"(models.{model}.replicas).",
+                param="replicas",
+            )
+        self.gateway.operated.pin_replicas(model, number)
+        told = "follow the load again" if number is None else f"are to be {number}"
+        _log.info("replicas of %s that serve %s", model, told)
 
     def note(self, event: OperatorEvent) -> None:
         """Put an event into the journal; see ``server.ports.Operations``."""

@@ -29,7 +29,7 @@ _PROBE_S, _PROBE_S_BLIND = 1.0, 30.0
 _TERMS = (
     "engine", "start", "key", "upstream_model", "in_flight_max", "engine_priorities",
     "connect_s_max", "first_token_s_max", "silence_s_max", "whole_s_max", "probe_s",
-    "context_tokens_max",
+    "context_tokens_max", "sleep",
 )  # fmt: skip
 
 RemoteLaunch = Callable[[str, RemoteListener], RemoteReplica]
@@ -170,4 +170,5 @@ def _terms(section: ModelSection, model: RemoteModel) -> RemoteTerms:
         in_flight_max=section.in_flight_max,
         priority=section.engine_priorities,
         probe_s=section.probe_s or (_PROBE_S if dialect.metrics_path else _PROBE_S_BLIND),
+        sleep=section.sleep,
     )

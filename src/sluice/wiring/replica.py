@@ -18,6 +18,7 @@ from sluice.executors.base import StepError, StepExecutor
 from sluice.executors.openvino import OpenVinoExecutor
 from sluice.executors.openvino_settings import EngineSettings
 from sluice.runtime.calibration import calibrate
+from sluice.runtime.clock import monotonic_ns
 from sluice.runtime.model_folder import ModelFolder, read_model_folder
 from sluice.runtime.outputs import TextOutputs
 from sluice.runtime.prepare import hold
@@ -61,12 +62,14 @@ def load(boot: ReplicaBoot) -> Loaded:
     folder = read_model_folder(boot.folder)
     executor = make_executor(boot, folder)
     cost = LinearCostModel(Coefficients())
+    begun_ns = monotonic_ns()
     try:
         limits = executor.load()
         calibrate(executor, limits, cost)
     except StepError as error:
         raise ModelLoadError(f"{boot.model} is loaded and cannot be computed: {error}") from error
-    return Loaded(executor, limits, cost, TextOutputs(Tokenizer.load(folder)))
+    compile_ns = monotonic_ns() - begun_ns
+    return Loaded(executor, limits, cost, TextOutputs(Tokenizer.load(folder)), compile_ns)
 
 
 def make_executor(boot: ReplicaBoot, folder: ModelFolder) -> StepExecutor:

@@ -38,12 +38,16 @@ class WarmableOutputs(Outputs, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a replica runs on: a loaded executor, what it holds, and what is known of its speed."""
+    """What a replica runs on: a loaded executor, what it holds, and what is known of its speed.
+
+    It took ``compile_ns`` to compile the model and to try what was compiled.
+    """
 
     executor: StepExecutor
     limits: ReplicaLimits
     cost: LinearCostModel
     outputs: WarmableOutputs
+    compile_ns: int = 0
 
 
 class ReplicaLife:
@@ -70,7 +74,7 @@ class ReplicaLife:
         ``clock`` is the gateway's, whose times requests carry. Raises what the channel raises
         where the gateway is gone; what it had asked for is forgotten then.
         """
-        begun_ns = monotonic_ns()
+        begun_ns, compile_ns = monotonic_ns(), 0
         if self._loaded is None:
             self._held.enter_context(self._holding)
             try:
@@ -78,14 +82,16 @@ class ReplicaLife:
             except ModelLoadError as error:
                 channel.send([LoadFailed(str(error))])
                 return
+            compile_ns = self._loaded.compile_ns
             # What is loaded stays: without it the collector would walk the vocabulary again and
             # again.
             gc.collect()
             gc.freeze()
-        self._serve(channel, clock, self._loaded, monotonic_ns() - begun_ns)
+        ready = Ready(self._loaded.limits, monotonic_ns() - begun_ns, compile_ns)
+        self._serve(channel, clock, self._loaded, ready)
 
     def _serve(
-        self, channel: Channel, clock: Callable[[], int], loaded: Loaded, load_ns: int
+        self, channel: Channel, clock: Callable[[], int], loaded: Loaded, ready: Ready
     ) -> None:
         boot = self._boot
         replica = Replica(batching_limits(boot.section, loaded.limits), loaded.cost)
@@ -97,7 +103,7 @@ class ReplicaLife:
             record = recorder.record
         driver = ReplicaDriver(replica, loaded.executor, loaded.outputs, channel, clock, record)
         try:
-            channel.send([Ready(loaded.limits, load_ns)])
+            channel.send([ready])
             loaded.outputs.warm_up()
             driver.run()
         finally:

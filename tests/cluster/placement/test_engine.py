@@ -38,6 +38,9 @@ class Placed:
         self.left += 1
         return self.how or "ended"
 
+    async def dismiss(self, wait_s: float) -> None:
+        await self.leave(wait_s)
+
 
 class Client:
     """What listens at the address."""

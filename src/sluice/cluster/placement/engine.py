@@ -1,6 +1,6 @@
 """Engines that sluice starts: a command in a place, and a remote engine once it listens.
 
-``StartedEngine`` stands where ``executors.remote.RemoteEngine`` does. It finds a place when it is
+``StartedEngine`` stands where ``executors.remote.EngineClient`` does. It finds a place when it is
 first looked at, speaks with what listens there, and finds another place when that has ended, later
 each time that it ends soon. Whether the engine serves is asked of the engine; what requests it gets
 is the fleet's decision.
@@ -18,10 +18,10 @@ from sluice.executors.stream import (
     Answer,
     ConnectFailed,
     ConnectFault,
+    EngineClient,
     EngineFacts,
     Health,
     Probe,
-    StreamExecutor,
     UpstreamRequest,
 )
 
@@ -46,6 +46,10 @@ class EnginePlaced(Protocol):
 
     async def leave(self, wait_s: float) -> str:
         """Wait until it has ended, ending it after ``wait_s``, and say how; may be called again."""
+        ...
+
+    async def dismiss(self, wait_s: float) -> None:
+        """The same for one that is not wanted any more; see ``placed.Placed``."""
         ...
 
 
@@ -75,7 +79,7 @@ class StartedEngine:
         self,
         name: str,
         place: PlaceEngine,
-        reach: Callable[[tuple[str, int]], StreamExecutor],
+        reach: Callable[[tuple[str, int]], EngineClient],
         clock: Callable[[], int],
         load_s_max: float,
     ) -> None:
@@ -83,7 +87,7 @@ class StartedEngine:
         self._load_s_max = load_s_max
         self._serve_by_ns: int | None = None  # until it serves
         self._placed: EnginePlaced | None = None
-        self._client: StreamExecutor | None = None
+        self._client: EngineClient | None = None
         self._placing: asyncio.Task[EnginePlaced] | None = None
         self._backoff_s = _BACKOFF_S_MIN
         self._start_ns = 0  # not before
@@ -119,6 +123,14 @@ class StartedEngine:
         """See ``executors.stream.StreamExecutor``."""
         return EngineFacts() if self._client is None else await self._client.facts()
 
+    async def sleep(self) -> str:
+        """See ``executors.stream.Sleeper``."""
+        return self._why if self._client is None else await self._client.sleep()
+
+    async def wake(self) -> str:
+        """See ``executors.stream.Sleeper``."""
+        return self._why if self._client is None else await self._client.wake()
+
     async def close(self) -> None:
         """Cancel what runs, and end the engine."""
         if self._placing is not None:
@@ -128,7 +140,7 @@ class StartedEngine:
         if self._client is not None:
             await self._client.close()
         if self._placed is not None:
-            await self._placed.leave(0.0)
+            await self._placed.dismiss(0.0)
 
     def _start(self) -> None:
         """Look for a place, or take the one that was found."""

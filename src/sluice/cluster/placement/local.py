@@ -148,6 +148,10 @@ class _Child:
             self.others.remove(self)
         return _exit_words(status)
 
+    async def dismiss(self, wait_s: float) -> None:
+        """See ``placed.Placed``; it ends by itself when its channel is closed."""
+        await self.leave(wait_s)
+
 
 @dataclass(eq=False, slots=True)
 class _ReplicaChild(_Child):

@@ -64,6 +64,14 @@ class Placed(Protocol):
         """Wait until it has ended, ending it after ``wait_s``, and say how; may be called again."""
         ...
 
+    async def dismiss(self, wait_s: float) -> None:
+        """The same for one that is not wanted any more: it has no fault that might be its place's.
+
+        What is loaded need not end by itself when its channel is closed, and is not waited for
+        then.
+        """
+        ...
+
 
 # Finds a place and starts the replica there; raises ``NotPlaced``. It leaves nothing behind where
 # it is cancelled.

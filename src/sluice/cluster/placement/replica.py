@@ -114,7 +114,7 @@ class PlacedReplica:
             self._watch.cancel()  # it looks for a place
         if self._placed is not None:
             # One that has said nothing yet loads its model: it has nothing to finish.
-            await self._placed.leave(_EXIT_WAIT_S if self._spoke else 0.0)
+            await self._placed.dismiss(_EXIT_WAIT_S if self._spoke else 0.0)
         if self._watch is not None:
             await asyncio.wait([self._watch])
 

@@ -174,14 +174,25 @@ function showReplicas(replicas) {
   const rows = replicas.map((one) => {
     const kind = one.breaker_open ? "bad" : STATES[one.state] ?? "";
     const words = one.breaker_open ? "breaker open" : one.state.replaceAll("_", " ");
+    const again = one.starts_in_s === undefined || one.starts_in_s === null ? "" : `starts again in ${seconds(one.starts_in_s)}. `;
+    const { first_token, ...stages } = one.start_s ?? {};
+    const start_s = Object.values(stages).reduce((sum, taken) => sum + taken, 0);
+    const start = el("td", { class: "n", title: Object.entries(one.start_s ?? {}).map(([stage, taken]) => `${stage.replaceAll("_", " ")} ${seconds(taken)}`).join(", ") }, start_s ? seconds(start_s) : "–");
     const used = one.kv_max ? one.kv_used / one.kv_max : 0;
     const meter = el("span", { class: "meter" }, el("span", { width: `${100 * used}%` }));
     return el("tr", {}, ...cells(one.id, one.model, el("td", {}, el("span", { class: `pill ${kind}` }, words)),
       n(`${one.places} of ${one.seats || "–"}`), n(one.running ?? "–"), n(one.waiting ?? "–"),
       one.kv_max ? el("td", {}, meter, percent(used)) : "–",
-      n(one.step_s ? seconds(one.step_s) : "–"), n(one.losses), el("td", { class: "wide" }, one.error)));
+      n(one.step_s ? seconds(one.step_s) : "–"), start, n(one.losses), el("td", { class: "wide" }, again + one.error)));
   });
-  table("replicas", [["replica"], ["model"], ["state"], ["places taken", "n"], ["running", "n"], ["waiting", "n"], ["KV"], ["step", "n"], ["losses", "n"], [""]], rows, "no replicas");
+  table("replicas", [["replica"], ["model"], ["state"], ["places taken", "n"], ["running", "n"], ["waiting", "n"], ["KV"], ["step", "n"], ["cold start", "n"], ["losses", "n"], [""]], rows, "no replicas");
+}
+function showScaling(scaling) {
+  byId("scaling").replaceChildren(...scaling.map((one) => {
+    const short = one.short_of ? `; ${one.short_of} are needed, more than it may have` : "";
+    const absent = one.serving ? "" : `; none serves, one is expected in ${seconds(one.ready_in_s)}, requests are ${one.requests_held ? "held" : "refused"}`;
+    return el("p", { class: one.short_of ? "short" : "" }, el("b", {}, one.model), ` ${one.wanted} of at most ${one.most} are to serve: ${one.reason.replaceAll("_", " ")}${short}${absent}. A cold start takes ${seconds(one.start_expected_s)}, a warm one ${seconds(one.wake_expected_s)}.`);
+  }));
 }
 function strip(phases, whole) {
   const parts = Object.entries(phases ?? {}).map(([name, spent]) => (
@@ -336,6 +347,7 @@ function show(told, window_s) {
   showClasses(shown);
   showReasons(shown);
   showReplicas(told.replicas);
+  showScaling(told.scaling ?? []);
   showSlowest(told.slowest);
   showRefused(told.refused, range[0]);
   showChanges(told.changes);
