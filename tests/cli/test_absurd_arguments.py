@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluice.cli.main import run
+from sluice.cli.options import print_json
 from tests.doctor.journals import request, written
 
 PLAN = (
@@ -46,6 +47,7 @@ def journal(tmp_path) -> str:
         ("--percentile", "nan", "--percentile"),
         ("--percentile", "inf", "--percentile"),
         ("--window", "0001-01-01T00:00:00..0001-01-02T00:00:00", "no request in it"),
+        ("--window", "..9999-12-31T23:59:59-12:00", "is no time"),
         ("--watch", "0s", "at least 1s"),
         ("--html", "/proc/none/page.html", "cannot write"),
     ],
@@ -154,3 +156,19 @@ def test_an_output_without_the_characters_gets_question_marks(journal):
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
     assert b"?" in ended.stdout
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "0", "9" * 400])
+def test_plan_of_slots_with_a_share_of_memory_that_is_none(capsys, value):
+    line = "plan --model llama-3.1-8b --gpu h100 --slots 4 --context 8192"
+    assert "memory share must be above 0" in told(capsys, line, "--memory-share", value)
+
+
+@pytest.mark.parametrize("option", ["--batch", "--chunk", "--spare", "--tp", "--simulate"])
+def test_plan_of_whole_numbers_beyond_all_bounds(capsys, option):
+    assert option in told(capsys, PLAN, option, "9" * 400)
+
+
+def test_json_has_no_infinities(capsys):
+    print_json({"a": [float("nan"), (float("inf"), 1.5)], "b": {"c": -float("inf")}})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, [None, 1.5]], "b": {"c": None}}

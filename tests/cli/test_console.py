@@ -1,7 +1,12 @@
 """What comes from elsewhere is printed as it is, by every command."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import sluice.cli
 from sluice.cli.console import plain_console
@@ -21,3 +26,18 @@ def test_every_command_prints_through_it():
             assert not re.search(r"\bConsole\(", text), path.name
             for column in re.findall(r"TextColumn\([^)]*\)", text):
                 assert "markup=False" in column, (path.name, column)
+
+
+@pytest.mark.parametrize("line", ["plan --list", "plan --list --json"])
+def test_a_reader_that_leaves_is_no_failure(line):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as left:
+        ended = subprocess.run(
+            [sys.executable, "-m", "sluice", *line.split()],
+            stdout=left,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (0, b"")

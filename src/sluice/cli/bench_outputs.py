@@ -4,7 +4,6 @@ Where a disk is full the run goes on: what was measured is printed all the same,
 told in the end.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 
 from sluice.cli.bench_page import page
 from sluice.cli.bench_report import markdown
+from sluice.cli.options import json_text
 from sluice.cli.page import write_whole
 from sluice.loadtest.rows import RowsFile
 from sluice.loadtest.trial import CannotMeasure, TrialOutcome
@@ -58,7 +58,7 @@ class Outputs:
         if self._rows is not None:
             self._try(self._paths["rows"], self._rows.close)
         texts: Mapping[str, Callable[[], str]] = {
-            "out": lambda: json.dumps(result, indent=2, default=str) + "\n",
+            "out": lambda: json_text(result) + "\n",
             "markdown": lambda: markdown(result),
             "html": lambda: page(result),
         }

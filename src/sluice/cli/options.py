@@ -1,7 +1,7 @@
 """Options that several subcommands share, and what a wrong one ends with."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,7 +65,24 @@ def settings_options(function: F) -> F:
 
 def print_json(document: object) -> None:
     """One JSON document on standard output."""
-    click.echo(json.dumps(document, indent=2, default=str))
+    click.echo(json_text(document))
+
+
+def json_text(document: object) -> str:
+    """The document as JSON, which has no "nan" and no "inf": they are null."""
+    return json.dumps(_finite(document), indent=2, default=str, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    match value:
+        case float():
+            return value if isfinite(value) else None
+        case Mapping():
+            return {key: _finite(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_finite(one) for one in value]
+        case _:
+            return value
 
 
 def _parse_overrides(

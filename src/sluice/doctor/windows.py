@@ -160,9 +160,10 @@ def _moment(text: str, all_of_it: Window) -> float:
         if _NUMBERED.match(text) and "T" not in text:
             return all_of_it.start_ns + 1e9 * parse_duration_s(text)
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):  # of no form, or of no year
         raise BadWindow(
             f"{text!r} is no time: write a duration since the first request (90s), one before the "
             f"last (-5m) or a time (2026-05-01T10:00:00Z)"
         ) from None
-    return 1e9 * (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return 1e9 * moment.timestamp()

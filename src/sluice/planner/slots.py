@@ -74,6 +74,8 @@ def verdict(deployment: Deployment, slots: Slots, *, memory_share: float) -> Ver
         raise CannotPlan(f"slots must be 1 to 1,000,000, not {slots.count}")
     if not 1 <= slots.context_tokens <= CONTEXT_TOKENS_MAX:
         raise CannotPlan(f"context must be 1 to 1e+09 tokens, not {slots.context_tokens}")
+    if not 0.0 < memory_share <= 1.0:
+        raise CannotPlan(f"memory share must be above 0 and at most 1, not {memory_share:g}")
     if slots.request_tokens < 1:
         raise CannotPlan(
             f"{slots.context_tokens} tokens of context divided among {slots.count} slots leave "
