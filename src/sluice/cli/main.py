@@ -91,8 +91,9 @@ def run(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:
-        # The reader of our output left, as `head` does; writing to it again would only repeat that.
+    except (BrokenPipeError, SystemExit):
+        # The reader of our output left, as `head` does, to which click has an exit of its own.
+        # Writing to it again would only repeat that.
         sys.stdout = None
         return 0
     except OSError as error:
