@@ -233,17 +233,17 @@ class Observer:
         if dispatch.predicted_wait_ns is not None and dispatch.attempt == 1:
             waited_ns = self._clock() - timing.arrived_ns
             self._metrics.waited(timing.model, dispatch.predicted_wait_ns, waited_ns)
-        scores = tuple(
+        scores = [
             records.Score(one.replica_id, one.score, one.uncached_tokens, one.places, one.kv_fits)
             for one in dispatch.scores
-        )
+        ]
         self._write(
             records.RequestDispatched(
                 self._clock(),
                 dispatch.request_id,
                 dispatch.replica_id,
                 dispatch.attempt,
-                scores,
+                tuple(scores),
                 dispatch.predicted_wait_ns,
                 waited_ns,
                 remote,

@@ -128,7 +128,7 @@ class ConnectionPool:
         self._in_use.remove(connection)
         self._note_keep_alive(connection)
         if connection.reusable and (
-            self._next_caller() is not None or len(self._idle) < self._limits.idle_max
+            len(self._idle) < self._limits.idle_max or self._next_caller() is not None
         ):
             connection.idle_since_s = asyncio.get_running_loop().time()
             self._idle.append(connection)

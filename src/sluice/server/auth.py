@@ -106,6 +106,8 @@ class Keys:
     def _check(self, permission: Permission, authorization: Sequence[bytes]) -> str:
         digest = _presented(authorization)
         tenant = _owner(self.tenants, digest)
+        if tenant is not None and permission is Permission.INFERENCE:
+            return tenant
         is_api = _contains(self.api, digest) or tenant is not None
         is_admin = _contains(self.admin, digest)
         if permission in _OPERATORS and is_admin:
@@ -113,7 +115,7 @@ class Keys:
         if permission is Permission.METRICS and (is_admin or is_api):
             return ""
         if permission is Permission.INFERENCE and is_api:
-            return tenant if tenant is not None else f"key-{digest.hex()[:12]}"
+            return f"key-{digest.hex()[:12]}"
         if is_api or is_admin:
             raise Forbidden("This key is known and does not carry the permission for this path.")
         raise Unauthorized("This API key is not known here.")

@@ -123,7 +123,6 @@ def _uvicorn_config(app: AsgiApp, transport: Transport) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         backlog=_BACKLOG,
-        timeout_keep_alive=_IDLE_S_MAX,
         timeout_graceful_shutdown=_CLOSE_S_MAX,
     )
 
@@ -217,7 +216,6 @@ class Protocol(HttpToolsProtocol):
         self._stop_waiting()
         if self._timer is not None:
             self._timer.cancel()
-        self._unset_keepalive_if_required()
         for cycle in self._unanswered:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -235,7 +233,6 @@ class Protocol(HttpToolsProtocol):
         if self._head_bytes is not None:
             self._head_bytes += len(received)
         self._framing_bytes += len(received)
-        self._unset_keepalive_if_required()
         self._parse(received)
         if self._head_bytes is not None:
             if self._head_bytes > self._header_bytes_max:
@@ -335,9 +332,15 @@ class Protocol(HttpToolsProtocol):
             # What knows the cycle, so that it goes at once and need not wait for the collector.
             del cycle.send
             cycle.scope["state"].clear()
-        super().on_response_complete()
-        if self.timeout_keep_alive_task is not None:  # no pipelined request has begun
-            self._unset_keepalive_if_required()
+        # What uvicorn does here, but for its timer: one for each request costs more than a look at
+        # the clock.
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
             self._wait(_IDLE_S_MAX if self._head_bytes is not None else _HEAD_S_MAX)
 
     def _watch(self, cycle: Any, gone: Callable[[], None]) -> None:

@@ -119,7 +119,7 @@ class Recent:
         if isinstance(record, RequestRejected):
             self.refused.append(over)
             return
-        if any(isinstance(one, RequestDegraded) for one in known):
+        if RequestDegraded in map(type, known):
             self.degraded.append(over)
         self._keep("e2e", record.t_ns, record.t_ns - record.arrived_ns, over)
         if record.ttft_ns is not None:
