@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from sluice.cli.bench_compare import compare
 from sluice.cli.main import COMMANDS, root
 from sluice.config.changes import is_live
 from sluice.config.explain import default_value, docs_of, sections
@@ -142,6 +143,8 @@ def _commands(
     path: str, command: click.Command, parent: click.Context
 ) -> Iterator[tuple[str, click.Command]]:
     yield path, command
+    if path == "sluice bench":  # takes a URL too, so that it is no group
+        yield f"{path} {compare.name}", compare
     if isinstance(command, click.Group):
         context = click.Context(command, info_name=command.name, parent=parent)
         for name in command.list_commands(context):
@@ -167,7 +170,14 @@ def _command(path: str, command: click.Command) -> Iterator[str]:
     for option in options:
         value = "" if option.is_flag else f" {option.metavar or option.type.name.upper()}"
         spelt = ", ".join((*option.opts, *option.secondary_opts))
-        yield f"- `{spelt}{value}`: {' '.join((option.help or '').split())}"
+        yield f"- `{spelt}{value}`: {' '.join((option.help or '').split())}{_default(option)}"
+
+
+def _default(option: click.Option) -> str:
+    """What is taken where nothing is given, as far as ``--help`` shows it."""
+    if option.is_flag or not option.show_default or option.default is None:
+        return ""
+    return f" Default: {option.default}."
 
 
 def _argument(argument: click.Argument) -> str:

@@ -55,6 +55,35 @@ def test_the_command_of_the_page_writes_manifests_that_kubernetes_takes(capsys):
     assert found.count("ScaledObject") == 1
 
 
+def test_files_of_an_earlier_run_are_told(capsys):
+    assert run(words(RENDER)) == 0
+    capsys.readouterr()
+    fixed = ["--set", "models.large.replicas={ min = 2 }"]
+    assert run([*words(RENDER), *fixed]) == 0
+    told = capsys.readouterr().err
+    assert "takes too: " in told
+    assert "scaledobject-large.yaml" in told
+
+
+def test_a_folder_that_cannot_be_written_is_said_to_be_so(capsys):
+    assert run([*words(RENDER), "--out", "sluice.toml/manifests"]) == 2
+    assert "cannot write to sluice.toml/manifests" in capsys.readouterr().err
+
+
+def test_what_set_says_holds_for_the_gateway_too(capsys):
+    command = ["deploy", "k8s", "-c", "k8s.toml", "--image", "sluice:1"]
+    assert run([*command, "--set", "models.large.replicas.max=3"]) == 0
+    found = list(yaml.safe_load_all(capsys.readouterr().out))
+    (scaled,) = (one for one in found if one["kind"] == "ScaledObject")
+    assert scaled["spec"]["maxReplicaCount"] == 3
+    (gateway,) = (
+        one for one in found if (one["kind"], one["metadata"]["name"]) == ("Deployment", "sluice")
+    )
+    (container,) = gateway["spec"]["template"]["spec"]["containers"]
+    at = container["args"].index("models.large.replicas.max=3")
+    assert container["args"][at - 1] == "--set"
+
+
 def test_manifests_are_printed_as_yaml_or_as_one_json_list(capsys):
     command = ["deploy", "k8s", "-c", "k8s.toml", "--image", "sluice:1"]
     assert run(command) == 0

@@ -29,6 +29,9 @@ def test_the_commands_of_the_page_tell_the_incident_that_it_describes(
     assert run(shlex.split(doctor)[1:]) == 1
     printed = capsys.readouterr().out
     first = printed.splitlines()[0]
+    (look,) = re.findall(r"look at: sluice (.*)", printed)
+    assert run(shlex.split(look)) == 0
+    assert "prefill" in capsys.readouterr().out
     assert "the engine is slower at the same work (confirmed" in first
     assert NUMBERS.sub(" ", first) == NUMBERS.sub(" ", OUTPUT.splitlines()[0])
     for command in others:

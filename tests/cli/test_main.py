@@ -104,6 +104,14 @@ def test_every_command_gives_examples_of_itself():
             assert f"  {path}" in (found.epilog or ""), path
 
 
+@pytest.mark.parametrize("name", ["models", "config", "route", "docs", "deploy"])
+def test_subcommands_are_told_in_whole_sentences(name, capsys):
+    assert run([name, "--help"]) == 0
+    listed = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert listed.count(".\n") == listed.count("\n")
+    assert "..." not in listed
+
+
 def test_with_json_a_failure_is_one_document_on_standard_output(capsys):
     assert run(["models", "list", "--json", "--nope"]) == 2
     captured = capsys.readouterr()

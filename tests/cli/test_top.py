@@ -58,10 +58,29 @@ def test_one_screen_has_what_an_operator_looks_for():
         assert words in text, words
 
 
+@pytest.mark.parametrize(("state", "colour"), [("warm", "36"), ("stopped", "2"), ("failed", "31")])
+def test_only_replicas_in_trouble_are_red(state, colour):
+    shown = {**DOCUMENT, "replicas": [{**REPLICA, "state": state}]}
+    console = Console(width=140, force_terminal=True, color_system="standard", highlight=False)
+    with console.capture() as captured:
+        console.print(view(shown, (SAMPLE,), 140))
+    assert f"\x1b[{colour}m{state}" in captured.get()
+
+
+def test_replicas_that_serve_are_counted_over_time():
+    counted = {**SAMPLE, "replicas": {"ready": 3, "warm": 1}}
+    (line,) = (
+        line for line in rendered(samples=(counted,)).splitlines() if "replicas ready" in line
+    )
+    assert line.split()[-3:-1] == ["max", "3"]
+
+
 def test_a_server_without_requests_is_shown_too():
     quiet = {**DOCUMENT, "samples": [], "slowest": {"e2e": [], "ttft": []}, "classes": []}
     text = rendered(quiet, ())
     assert "no request was refused" in text
+    assert "no request has ended" in text
+    assert "first token  tokens" not in text
     assert "–" in text
 
 

@@ -3,6 +3,7 @@
 import json
 
 from sluice.cluster.overview import Clocks, Overview
+from sluice.core.events import Scaled
 from tests.cluster.rig import Rig, in_virtual_time, pieces
 
 WALL_NS = 1_700_000_000 * 10**9
@@ -39,6 +40,18 @@ def test_a_request_is_seen_while_it_runs_and_when_it_is_over():
         assert life["ttft_ns"] is not None
         assert [one["id"] for one in told["replicas"]] == ["tiny-0"]
         assert [one["what"] for one in told["changes"]] == ["start", "tiny-0 ready"]
+
+    in_virtual_time(work)
+
+
+def test_a_change_of_the_number_of_replicas_is_told_with_its_reason():
+    async def work() -> None:
+        rig = Rig()
+        await rig.gateway.start()
+        rig.observer.scaled(Scaled("tiny", 1, 3, "queue_wait", ()))
+        told = json.loads(overview_of(rig).document("", 0, 900))
+        assert told["changes"][0]["what"] == "tiny is to have 3 replicas, not 1"
+        assert told["changes"][0]["details"] == {"for": "queue wait"}
 
     in_virtual_time(work)
 

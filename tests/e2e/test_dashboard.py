@@ -23,6 +23,13 @@ from tests.e2e.processes import ServerProcess
 
 pytestmark = pytest.mark.browser
 
+# What a server tells that has nothing to tell.
+NOTHING = {
+    "version": "1", "now_s": 1000, "interval_s": 2, "samples_max": 9, "models": [], "model": "",
+    "classes": [], "samples": [], "replicas": [], "refused": [], "degraded": [], "changes": [],
+    "slowest": {"e2e": [], "ttft": []},
+}  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def chrome() -> Iterator[Browser]:
@@ -91,7 +98,7 @@ def test_a_chosen_request_unfolds_into_its_phases(chrome, server, screens):
         )
         assert len(lanes) >= 2
         assert max(lanes) > 50
-        page.locator("#slowest").screenshot(path=screens / "waterfall-dark.png")
+        page.locator(".card:has(#slowest)").screenshot(path=screens / "waterfall-dark.png")
         page.click("#by-ttft")
         assert page.get_attribute("#by-ttft", "aria-pressed") == "true"
         page.keyboard.press("Tab")
@@ -108,6 +115,11 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(chrome, server, scre
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         assert page.evaluate("document.querySelector('#c-ttft svg').clientWidth") > 300
+        page.click("#slowest tr.pick")
+        page.wait_for_selector("#slowest .fall")
+        right = "Math.max(...[...document.querySelectorAll('.fall .lane')]"
+        assert page.evaluate(f"{right}.map((one) => one.getBoundingClientRect().right))") < 390
+        page.evaluate("scrollTo(0, 0)")
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
         page.screenshot(path=screens / "phone-dark.png")
         page.select_option("#theme", "light")
@@ -126,23 +138,36 @@ def test_one_model_is_shown_alone(chrome, server):
         seen.until("document.querySelectorAll('#replicas tbody tr').length === 3")
 
 
+def test_replicas_that_follow_the_load_are_drawn_by_state(chrome):
+    operations = FakeOperations()
+    counts = ({"ready": 1}, {"ready": 1, "starting": 1, "warm": 1}, {"ready": 2, "warm": 1})
+    samples = [
+        {"t_s": 990.0 + 2 * n, "interval_s": 2.0, "replicas": found, "wanted": 2}
+        for n, found in enumerate(counts)
+    ]
+    operations.overview.shown = json.dumps({**NOTHING, "samples": samples}).encode()
+    with (
+        served(FakeGateway(), None, None, operations) as running,
+        opened(chrome, f"{running.url}/dashboard") as seen,
+    ):
+        seen.until("document.querySelector('#c-replicas .legend').textContent.includes('ready 2')")
+        assert seen.text("#c-replicas .legend").split("\n") == [
+            "ready 2", "starting 0", "warm 1", "are to serve 2"
+        ]  # fmt: skip
+        ticks = "[...document.querySelectorAll('#c-replicas .tick')].map((one) => one.textContent)"
+        assert seen.page.evaluate(ticks)[:3] == ["0", "2", "4"], "there is no half of a replica"
+        assert seen.errors == []
+
+
 def test_a_server_with_keys_asks_for_the_admin_key(chrome):
     section = ServerSection(listen="127.0.0.1:0", admin_key_digests=(digest("boss"),))
     operations = FakeOperations()
-    operations.overview.shown = json.dumps(
-        {
-            "version": "<b>1", "now_s": 1000, "interval_s": 2, "samples_max": 9, "models": [],
-            "model": "", "classes": [], "samples": [], "replicas": [], "refused": [],
-            "slowest": {"e2e": [], "ttft": []}, "degraded": [], "changes": [],
-            "scaling": [
-                {
-                    "model": "m", "wanted": 1, "most": 1, "short_of": 3, "reason": "queue_wait",
-                    "serving": 0, "ready_in_s": 12, "requests_held": True,
-                    "start_expected_s": 20, "wake_expected_s": 1,
-                }
-            ],
-        }
-    ).encode()  # fmt: skip
+    scaling = {
+        "model": "m", "wanted": 1, "most": 1, "short_of": 3, "reason": "queue_wait", "serving": 0,
+        "ready_in_s": 12, "requests_held": True, "start_expected_s": 20, "wake_expected_s": 1,
+    }  # fmt: skip
+    told = {**NOTHING, "version": "<b>1", "scaling": [scaling]}
+    operations.overview.shown = json.dumps(told).encode()
     with (
         served(FakeGateway(), section, None, operations) as running,
         opened(chrome, f"{running.url}/dashboard") as seen,

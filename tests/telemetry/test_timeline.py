@@ -1,5 +1,7 @@
 """Samples hold what happened between two looks, and percentiles of that alone."""
 
+from dataclasses import replace
+
 import pytest
 
 from sluice.core.events import Report
@@ -7,6 +9,7 @@ from sluice.core.fleet_replica import ReplicaView
 from sluice.core.lifecycle import ReplicaState
 from sluice.core.pools import PoolView
 from sluice.core.request import EndReason, PhaseTimes, Rung, Usage
+from sluice.core.scaling import Decision
 from sluice.telemetry.metric_table import Outcome
 from sluice.telemetry.metrics import Finish, Metrics
 from sluice.telemetry.timeline import SAMPLES_MAX, Stages, Timeline, quantile
@@ -61,6 +64,19 @@ def test_requests_are_told_by_what_they_do():
     (whole,) = line.since("", 0)
     assert (whole.decoding, whole.kv_used, whole.kv_max) == (6, 120, 200)
     assert whole.wait_newcomer_s == 1.0
+
+
+def test_replicas_are_counted_by_state_beside_how_many_are_wanted():
+    line = Timeline(Metrics(["a", "b"]), 0)
+    (ready,) = pool("a").replicas
+    states = (replace(ready, draining=True), replace(ready, state=ReplicaState.WARM))
+    scaled = replace(pool("a"), replicas=(ready, *states), scaling=Decision(2, 3, "forecast"))
+    line.sample(S, 1.0, [scaled, pool("b")], {})
+    (one,) = line.since("a", 0)
+    assert one.replicas == {"ready": 1, "draining": 1, "warm": 1}
+    assert one.wanted == 2
+    (whole,) = line.since("", 0)
+    assert (whole.replicas["ready"], whole.wanted) == (2, 2)
 
 
 def test_only_what_the_caller_lacks_is_given_and_no_more_than_is_kept():

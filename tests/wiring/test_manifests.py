@@ -274,3 +274,12 @@ def test_services_that_cannot_be_or_share_a_name_are_told(models, words):
     with pytest.raises(ConfigError) as wrong:
         rendered(replace(SETTINGS, models=models))
     assert words in str(wrong.value)
+
+
+def test_other_settings_are_another_pod():
+    def pod(toml: str) -> Any:
+        found = (one for one in manifests(SETTINGS, toml, SCALED) if one["kind"] == "Deployment")
+        return next(found)["spec"]["template"]["metadata"]
+
+    assert pod("a = 1") == pod("a = 1")
+    assert pod("a = 1") != pod("a = 2")

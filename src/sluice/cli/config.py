@@ -43,7 +43,7 @@ def command() -> None:
     """Check settings, explain them, print the defaults."""
 
 
-@command.command(epilog=_CHECK_EXAMPLES)
+@command.command(epilog=_CHECK_EXAMPLES, short_help="Check settings, and tell every problem.")
 @settings_options
 @json_option
 @click.pass_context
@@ -70,7 +70,7 @@ def check(
     context.exit(1 if problems else 0)
 
 
-@command.command("explain", epilog=_EXPLAIN_EXAMPLES)
+@command.command("explain", epilog=_EXPLAIN_EXAMPLES, short_help="Show settings and their places.")
 @settings_options
 @json_option
 def explain_settings(config: Path | None, overrides: Sequence[Override], as_json: bool) -> None:
@@ -84,7 +84,7 @@ def explain_settings(config: Path | None, overrides: Sequence[Override], as_json
         click.echo(_table(entries))
 
 
-@command.command(epilog=_DEFAULT_EXAMPLES)
+@command.command(epilog=_DEFAULT_EXAMPLES, short_help="Print a settings file with all defaults.")
 def default() -> None:
     """Print a settings file with every setting, its meaning and its default."""
     click.echo(default_text(DEFAULT_MODEL), nl=False)

@@ -5,7 +5,6 @@ import importlib.util
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import yaml
@@ -18,7 +17,7 @@ from sluice.config.settings import Settings, conflicts
 from sluice.config.sources import Override, dotted
 from sluice.core.errors import ConfigError
 from sluice.telemetry import log
-from sluice.wiring.manifests import Cluster, kinds, manifests
+from sluice.wiring.manifests import Cluster, Document, kinds, manifests
 from sluice.wiring.placing import ray_cluster, ray_room
 
 _K8S = """\b
@@ -59,7 +58,7 @@ def _images(
     return found
 
 
-@command.command("k8s", epilog=_K8S)
+@command.command("k8s", epilog=_K8S, short_help="Render Kubernetes manifests.")
 @settings_options
 @click.option("--image", required=True, help="Image with sluice and its extra `keda`.")
 @click.option("--namespace", default="default", show_default=True, help="Namespace of all of it.")
@@ -102,25 +101,37 @@ def k8s(
         namespace=str(cluster["namespace"]),
         name=str(cluster["name"]),
         engine_images=cluster["engine_image"],  # type: ignore[arg-type]
+        sets=[f"{dotted(one.path)}={one.value}" for one in overrides],
     )
     documents = manifests(settings, path.read_text(encoding="utf-8"), there)
     if out is not None:
-        _write(out, documents)
-        click.echo(f"{len(documents)} files in {out}: {', '.join(kinds(documents))}", err=True)
+        _write(documents, out)
     if as_json:
         print_json({"apiVersion": "v1", "kind": "List", "items": documents})
     elif out is None:
         click.echo("---\n".join(_yaml(document) for document in documents), nl=False)
 
 
-def _write(out: Path, documents: Sequence[dict[str, Any]]) -> None:
+def _write(documents: Sequence[Document], out: Path) -> None:
+    """A file for each; says what else is in the folder, which would be applied with them."""
+    files = {
+        f"{number:02d}-{one['kind'].lower()}-{one['metadata']['name']}.yaml": _yaml(one)
+        for number, one in enumerate(documents)
+    }
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for number, document in enumerate(documents):
-            name = f"{number:02d}-{document['kind'].lower()}-{document['metadata']['name']}.yaml"
-            (out / name).write_text(_yaml(document), encoding="utf-8")
+        for name, text in files.items():
+            (out / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadInput(f"cannot write to {out}: {error.strerror or error}") from None
+    click.echo(f"{len(files)} files in {out}: {', '.join(kinds(documents))}", err=True)
+    others = sorted(one.name for one in out.glob("*.y*ml") if one.name not in files)
+    if others:
+        click.echo(
+            f"note: other files are there, which kubectl apply -f {out} takes too: "
+            f"{', '.join(others)}",
+            err=True,
+        )
 
 
 class _Plain(yaml.SafeDumper):
@@ -138,13 +149,19 @@ def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Plain.add_representer(str, _block)
 
 
-def _yaml(document: dict[str, object]) -> str:
+def _yaml(document: Document) -> str:
     return str(yaml.dump(document, Dumper=_Plain, sort_keys=False, allow_unicode=True))
 
 
-@command.command("keda-scaler", epilog=_KEDA)
+@command.command("keda-scaler", epilog=_KEDA, short_help="Tell KEDA how many replicas to run.")
 @click.option("--gateway", metavar="URL", required=True, help="The gateway whose wish is told.")
-@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:6000", show_default=True)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:6000",
+    show_default=True,
+    help="Address at which KEDA asks; in a pod 0.0.0.0:6000.",
+)
 @click.option(
     "--key-file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
@@ -199,7 +216,7 @@ def _key_in(file: Path) -> str:
 # ------------------------------------------------------------------------------------------ Ray
 
 
-@command.command("ray", epilog=_RAY)
+@command.command("ray", epilog=_RAY, short_help="Serve with replicas on a Ray cluster.")
 @settings_options
 @click.option("--address", metavar="ADDRESS", help="The cluster: auto, or HOST:PORT of its head.")
 @click.option("--listen", metavar="HOST:PORT", help="Address of the API; port 0 takes a free one.")

@@ -61,7 +61,7 @@ def command() -> None:
     """Store, list, remove and search the documents that pipelines retrieve from."""
 
 
-@command.command(epilog=_ADD_EXAMPLES)
+@command.command(epilog=_ADD_EXAMPLES, short_help="Store text files and folders of them.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @collection_option
 @settings_options
@@ -132,7 +132,7 @@ def show(
     click.echo(f"{len(documents)} documents", err=True)
 
 
-@command.command(epilog=_REMOVE_EXAMPLES)
+@command.command(epilog=_REMOVE_EXAMPLES, short_help="Remove documents by their ids.")
 @click.argument("ids", nargs=-1, metavar="ID...")
 @click.option("--all", "everything", is_flag=True, help="All documents of the collection.")
 @collection_option
@@ -165,7 +165,7 @@ def remove(
         raise click.exceptions.Exit(1)
 
 
-@command.command(epilog=_SEARCH_EXAMPLES)
+@command.command(epilog=_SEARCH_EXAMPLES, short_help="Show what a pipeline would find.")
 @click.argument("question")
 @click.option(
     "--limit", type=click.IntRange(1, 100), default=6, show_default=True, help="Most passages."

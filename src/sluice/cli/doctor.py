@@ -42,8 +42,17 @@ Exit codes: 0 nothing moved, 1 a spike was found, 2 bad input.
 
 @click.command(epilog=_EPILOG)
 @click.argument("folder", metavar="[JOURNAL]", type=click.Path(path_type=Path), required=False)
-@click.option("--window", help="The incident. Default: where latencies change.")
-@click.option("--baseline", help="What to compare with. Default: what came before the window.")
+@click.option(
+    "--window",
+    metavar="START..END",
+    help="The incident, as 90s..5m since the first request, 5m for the last five minutes, or "
+    "times. Default: where latencies change.",
+)
+@click.option(
+    "--baseline",
+    metavar="START..END",
+    help="What to compare with. Default: what came before the window.",
+)
 @click.option(
     "--metric",
     type=click.Choice(METRICS),
@@ -74,6 +83,7 @@ def command(*, folder: Path | None, as_json: bool, **asked: Any) -> int:
 
     JOURNAL is a journal folder. Default: the one in the settings.
     """
+    usual = folder is None and asked["config"] is None and not asked["overrides"]
     if folder is None:
         settings = load_settings(asked["config"], asked["overrides"], secrets=False).settings
         folder = settings.journal.dir
@@ -89,7 +99,12 @@ def command(*, folder: Path | None, as_json: bool, **asked: Any) -> int:
             click.echo(f"sluice: {error}; looking again", err=True)
         else:
             if every_s is None or found.spike.confirmed:
-                _print(found, journal, asked["page"], as_json=as_json)
+                if asked["page"] is not None:  # first: with --json a failure is the only document
+                    _write(asked["page"], found, journal)
+                if as_json:
+                    print_json(document(found))
+                else:
+                    print_diagnosis(found, None if usual else folder)
             if every_s is None:
                 return 1 if found.spike.confirmed else 0
         time.sleep(every_s)
@@ -115,16 +130,11 @@ def _told() -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _print(found: Diagnosis, journal: Journal, page: Path | None, *, as_json: bool) -> None:
-    if page is not None:  # first, so that with --json a failure is the only document
-        try:
-            write_page(page, found, journal)
-        except OSError as error:
-            raise BadInput(f"cannot write {page}: {error.strerror or error}") from None
-    if as_json:
-        print_json(document(found))
-    else:
-        print_diagnosis(found)
+def _write(page: Path, found: Diagnosis, journal: Journal) -> None:
+    try:
+        write_page(page, found, journal)
+    except OSError as error:
+        raise BadInput(f"cannot write {page}: {error.strerror or error}") from None
 
 
 def _wanted(asked: Mapping[str, Any], journal: Journal) -> Wanted:

@@ -3,6 +3,8 @@
 It words and rounds what ``doctor/diagnosis`` found; nothing is judged here.
 """
 
+import shlex
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -88,8 +90,8 @@ def _cause(judged: Judged) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------- for people
 
 
-def print_diagnosis(found: Diagnosis) -> None:
-    """The diagnosis, the answer first."""
+def print_diagnosis(found: Diagnosis, folder: Path | None = None) -> None:
+    """The diagnosis, the answer first; ``folder`` is the journal, where it is not the usual one."""
     console = plain_console()
     if not console.is_terminal:
         console = plain_console(width=_PIPE_WIDTH)
@@ -99,6 +101,7 @@ def print_diagnosis(found: Diagnosis) -> None:
         console.print(Text(f"note: {problem}"), soft_wrap=True)
     if found.spike.confirmed:
         _details(found, console)
+        _print_examples(found, folder, console)
 
 
 def headline(found: Diagnosis) -> str:
@@ -160,8 +163,15 @@ def _details(found: Diagnosis, console: Console) -> None:
             ),
             soft_wrap=True,
         )
-    if found.examples:
-        console.print(Text(f"look at: sluice trace {found.examples[0]}"), soft_wrap=True)
+
+
+def _print_examples(found: Diagnosis, folder: Path | None, console: Console) -> None:
+    """Slow requests, the first of them with the command that shows its life."""
+    if not found.examples:
+        return
+    where = "" if folder is None else f" --journal {shlex.quote(str(folder))}"
+    console.print(Text(f"look at: sluice trace {found.examples[0]}{where}"), soft_wrap=True)
+    if found.examples[1:]:
         console.print(Text(f"also: {', '.join(found.examples[1:])}"), soft_wrap=True)
 
 

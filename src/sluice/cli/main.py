@@ -41,6 +41,10 @@ Examples:
   sluice serve -c sluice.toml --set journal.keep=2h
   sluice models list
   sluice config check -c sluice.toml
+  sluice bench http://127.0.0.1:8000 --ttft 1s --tpot 60ms --quick
+  sluice doctor
+  sluice plan --model llama-3.1-8b --gpu h100 --rps 20 --input 1000 --output 200 \\
+      --ttft 1s --tpot 50ms
 """
 
 

@@ -43,7 +43,7 @@ def command() -> None:
     """List, fetch and remove models."""
 
 
-@command.command("list", epilog=_LIST_EXAMPLES)
+@command.command("list", epilog=_LIST_EXAMPLES, short_help="List models by name.")
 @settings_options
 @json_option
 def list_models(config: Path | None, overrides: Sequence[Override], as_json: bool) -> None:
@@ -62,7 +62,7 @@ def list_models(config: Path | None, overrides: Sequence[Override], as_json: boo
         )
 
 
-@command.command(epilog=_PULL_EXAMPLES)
+@command.command(epilog=_PULL_EXAMPLES, short_help="Fetch a model and print its path.")
 @click.argument("model")
 @settings_options
 @json_option
@@ -81,7 +81,7 @@ def pull(model: str, config: Path | None, overrides: Sequence[Override], as_json
         click.echo(found.path)
 
 
-@command.command("rm", epilog=_REMOVE_EXAMPLES)
+@command.command("rm", epilog=_REMOVE_EXAMPLES, short_help="Delete what was fetched for a model.")
 @click.argument("model")
 @click.option("--force", is_flag=True, help="Delete it although a server uses it.")
 @settings_options

@@ -14,7 +14,9 @@ padding: 0 1rem; }
 h1 { font-size: 1.35rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
 table { border-collapse: collapse; } td, th { padding: .25rem .8rem .25rem 0; text-align: left;
 vertical-align: top; border-bottom: 1px solid #8883; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 1.5rem; }
+.plots { display: grid; gap: 1.5rem;
+grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
+figure { margin: 0; }
 svg { width: 100%; height: auto; } .wide { overflow-x: auto; } small { opacity: .75; }
 """
 
@@ -24,6 +26,7 @@ def page_of(title: str, parts: Iterable[str]) -> str:
     name = escape(title)
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{name}</title><style>{_STYLE}</style></head><body><h1>{name}</h1>",
     )
     return "\n".join((*head, *parts, "</body></html>"))

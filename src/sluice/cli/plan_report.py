@@ -63,7 +63,7 @@ def headline(found: Plan) -> str:
     if layout.groups > 1:
         spread += f", data parallel {layout.groups}"
     return (
-        f"{_counted(found.replicas, 'replica')}, {found.devices} x {question.accelerator.name} "
+        f"{_counted(found.replicas, 'replica')}, {found.devices:,} x {question.accelerator.name} "
         f"for {_number(question.rate_rps)} req/s of {question.shape.name} ({model.precision}, "
         f"{spread}, {model.engine_name})"
     )
@@ -142,7 +142,7 @@ def _nearest_slots(found: SlotsAnswer) -> str:
 def rows_of(found: Plan) -> list[tuple[str, str]]:
     """What there is to say of the fleet, by name."""
     replica, question = found.replica, found.question
-    high = "more than can be planned" if found.replicas_high is None else f"{found.replicas_high}"
+    high = "more than can be planned" if found.replicas_high is None else f"{found.replicas_high:,}"
     kv = (
         f"{found.kv_bytes_per_token:,.0f} bytes per token, {replica.kv_tokens_max:,} tokens, "
         f"{_counted(replica.sequences_max, 'request')} per replica"
@@ -155,7 +155,7 @@ def rows_of(found: Plan) -> list[tuple[str, str]]:
         ("  latencies there", _latencies(found, replica.at_slo)),
         (f"at {_number(question.rate_rps)} req/s", _latencies(found, found.at_forecast)),
         ("what binds", _BINDING[replica.binding]),
-        ("replicas, 80 % band", f"{found.replicas_low} to {high}; {bands}"),
+        ("replicas, 80 % band", f"{found.replicas_low:,} to {high}; {bands}"),
         ("margins", _margins(found)),
         ("KV", kv),
         ("prefill", f"{replica.prefill_share:.0%} of the time"),

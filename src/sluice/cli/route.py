@@ -80,7 +80,8 @@ def command() -> None:
 
 
 @command.command(
-    epilog="\b\nExample:\n  sluice route train outcomes.csv --out mine.route --note 'support desk'"
+    epilog="\b\nExample:\n  sluice route train outcomes.csv --out mine.route --note 'support desk'",
+    short_help="Train a classifier on outcomes of two models.",
 )
 @click.argument("files", metavar="[DATA]...", nargs=-1, type=click.Path(path_type=Path))
 @_pair_option
@@ -91,7 +92,13 @@ def command() -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Outcomes that a server was told, by the file of routes.NAME.outcomes.",
 )
-@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--out",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File for the classifier, as --model and routes.NAME.classifier take it.",
+)
 @click.option("--name", help="Name on the card. Default: that of the file.")
 @click.option("--note", "notes", multiple=True, help="A line for the card.")
 @json_option
@@ -132,7 +139,9 @@ def train(*, as_json: bool, **asked: Any) -> None:
 
 
 @command.command(
-    name="eval", epilog="\b\nExample:\n  sluice route eval outcomes.csv --plots plots --json"
+    name="eval",
+    epilog="\b\nExample:\n  sluice route eval outcomes.csv --plots plots --json",
+    short_help="Judge training, or a trained classifier.",
 )
 @click.argument(
     "files", metavar="DATA...", nargs=-1, required=True, type=click.Path(path_type=Path)
@@ -179,7 +188,8 @@ def evaluate(*, as_json: bool, **asked: Any) -> None:
 
 
 @command.command(
-    epilog="\b\nExample:\n  sluice route score 'Prove that there is no largest prime.'"
+    epilog="\b\nExample:\n  sluice route score 'Prove that there is no largest prime.'",
+    short_help="Score a prompt, or show a classifier's card.",
 )
 @click.argument("text", required=False)
 @_model_option
@@ -210,10 +220,11 @@ def score(*, text: str | None, model: str | None, with_card: bool, as_json: bool
     epilog="\b\nExamples:\n  sluice route threshold outcomes.csv --share 30\n"
     "  sluice route threshold outcomes.csv --recover 80\n"
     "  sluice route threshold --scores scores.txt --share 30\n"
-    "  sluice route threshold --journal ~/.cache/sluice/journal --route auto --share 30"
+    "  sluice route threshold --journal ~/.local/state/sluice/journal --route auto --share 30",
+    short_help="Find the threshold for a budget or a quality.",
 )
 @click.argument("files", metavar="[DATA]...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--pair", "pairs", metavar="WEAK:STRONG", multiple=True)
+@_pair_option
 @click.option(
     "--scores",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -1,5 +1,6 @@
 """What a simulation found, as one JSON document and as lines for readers. Nothing is computed."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -95,7 +96,9 @@ def print_outcome(found: Mapping[str, Any]) -> None:
 def _scalings(found: Mapping[str, Any]) -> str:
     """How many replicas served, where that followed the load."""
     numbers = [one["number"] for one in found["scaling"]]
-    return f"{min(numbers)} to {max(numbers)}, {len(numbers)} changes"
+    reasons = Counter(one["reason"].replace("_", " ") for one in found["scaling"])
+    why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    return f"{min(numbers)} to {max(numbers)}; changes by what asked for them: {why}"
 
 
 def _retries(found: Mapping[str, Any]) -> str:

@@ -18,7 +18,10 @@ _STYLES = {
     "retrieval": "magenta", "admission": "cyan", "queue": "yellow", "prefill": "blue",
     "decode": "green", "preempted": "red",
 }  # fmt: skip
-_STATES = {"ready": "green", "starting": "yellow", "draining": "yellow"}
+# Those that are not here are troubles.
+_STATES = {
+    "ready": "green", "starting": "yellow", "draining": "yellow", "warm": "cyan", "stopped": "dim",
+}  # fmt: skip
 _STRIP_WIDTH = 20
 
 
@@ -84,6 +87,7 @@ def _lines(samples: Sequence[Sample], width: int) -> Panel:
         ("running", [_total([one], "decoding", "prefilling") for one in samples], "green", _plain),
         ("waiting", [one.get("waiting", 0) for one in samples], "yellow", _plain),
         ("generated tok/s", _rates(samples, "generated_tokens"), "cyan", _plain),
+        ("replicas ready", [_ready(one) for one in samples], "green", _plain),
     )
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     for justify in ("left", "left", "right", "right"):
@@ -162,7 +166,9 @@ def _reasons(samples: Sequence[Sample]) -> Text:
     return text if text.plain else Text("no request was refused or degraded", style="dim")
 
 
-def _slowest(document: Document) -> Table:
+def _slowest(document: Document) -> RenderableType:
+    if not document["slowest"]["e2e"]:
+        return Text("no request has ended of late", style="dim")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title_justify="left")
     for title in ("slowest", "model", "class", "whole", "first token", "tokens", "ended", "phases"):
         table.add_column(title, no_wrap=True)
@@ -210,6 +216,11 @@ def _total(samples: Sequence[Sample], *names: str) -> int:
 
 def _rates(samples: Sequence[Sample], name: str) -> list[float | None]:
     return [one.get(name, 0) / one["interval_s"] for one in samples]
+
+
+def _ready(sample: Sample) -> int:
+    """Replicas that serve."""
+    return int(sample.get("replicas", {}).get("ready", 0))
 
 
 def _rank(sample: Sample, name: str) -> float | None:

@@ -15,19 +15,19 @@ import sluice
 from sluice.cluster.observer import Observer
 from sluice.core.breaker import BreakerState
 from sluice.core.fleet_replica import ReplicaView
-from sluice.core.lifecycle import ReplicaState
 from sluice.core.pools import PoolView
 from sluice.core.scaling import Decision
 from sluice.telemetry.recent import Order, Over
 from sluice.telemetry.records import (
     Deployment,
+    FleetScaled,
     ReplicaChanged,
     RequestDegraded,
     RequestEnded,
     RequestRefused,
     RequestRejected,
 )
-from sluice.telemetry.timeline import ALL, INTERVAL_S, SAMPLES_MAX, Timeline
+from sluice.telemetry.timeline import ALL, INTERVAL_S, SAMPLES_MAX, Timeline, shown_state
 
 _SLOWEST_MAX = 20
 
@@ -173,11 +173,14 @@ class Overview:
             "retry_after_s": last.retry_after_s,
         }
 
-    def _change(self, change: Deployment | ReplicaChanged) -> dict[str, Any]:
+    def _change(self, change: Deployment | ReplicaChanged | FleetScaled) -> dict[str, Any]:
         told: dict[str, Any] = {"at_s": self._wall_s(change.t_ns)}
         if isinstance(change, Deployment):
             changed = {key: [one.before, one.after] for key, one in change.changed.items()}
             return told | {"what": change.what, "details": change.details, "changed": changed}
+        if isinstance(change, FleetScaled):
+            what = f"{change.model} is to have {change.number} replicas, not {change.before}"
+            return told | {"what": what, "details": {"for": change.reason.replace("_", " ")}}
         details = {"error": change.error} if change.error else {}
         return told | {"what": f"{change.replica} {change.state}", "details": details}
 
@@ -220,9 +223,7 @@ def _replica(replica: ReplicaView, now_ns: int) -> dict[str, Any]:
     told: dict[str, Any] = {
         "id": replica.id,
         "model": replica.model,
-        "state": "draining"
-        if replica.draining and replica.state is ReplicaState.READY
-        else replica.state,
+        "state": shown_state(replica),
         "error": replica.error,
         "requests": replica.requests,
         "places": replica.places,

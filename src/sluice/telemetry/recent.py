@@ -18,6 +18,7 @@ from sluice.telemetry.records import (
     AttemptFailed,
     Deployment,
     FirstToken,
+    FleetScaled,
     ReplicaChanged,
     RequestArrived,
     RequestDegraded,
@@ -91,7 +92,7 @@ class Recent:
         self._count = 0
         self.refused: deque[Over | RequestRefused] = deque(maxlen=_LATEST)
         self.degraded: deque[Over] = deque(maxlen=_LATEST)
-        self.changes: deque[Deployment | ReplicaChanged] = deque(maxlen=_LATEST)
+        self.changes: deque[Deployment | ReplicaChanged | FleetScaled] = deque(maxlen=_LATEST)
 
     def add(self, record: AnyRecord) -> None:
         """Take a record in."""
@@ -106,7 +107,7 @@ class Recent:
                 self._over(record)
             case RequestRefused():
                 self.refused.append(record)
-            case Deployment() | ReplicaChanged():
+            case Deployment() | ReplicaChanged() | FleetScaled():
                 self.changes.append(record)
             case _:
                 pass

@@ -5,12 +5,14 @@ second time while requests run, and a percentile here is the one that Prometheus
 the same interval. It keeps a bounded number of samples for each model and for all together.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from sluice.core.fleet_replica import ReplicaView
+from sluice.core.lifecycle import ReplicaState
 from sluice.core.pools import PoolView
 from sluice.telemetry.metric_table import Outcome
 from sluice.telemetry.metrics import Metrics
@@ -41,6 +43,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     Counts are of the interval. ``classes`` have met, missed and refused requests by class.
     ``ttft``, ``tpot`` and ``itl`` hold the percentiles of ``QUANTILES`` in seconds, ``None`` where
     nothing was measured. ``phases`` are seconds that requests which ended spent in each.
+    ``replicas`` counts them by state, and ``wanted`` are to serve where that follows the load.
     """
 
     t_s: float
@@ -68,6 +71,8 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_used: int = 0
     kv_max: int = 0
     wait_newcomer_s: float = 0.0
+    replicas: dict[str, int] = {}
+    wanted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +232,16 @@ def _sample(
         kv_used=sum(one.blocks_total - one.blocks_free for one in reports),
         kv_max=sum(one.blocks_total for one in reports),
         wait_newcomer_s=max((round(pool.wait_ns / 1e9, 3) for pool in pools), default=0.0),
+        replicas=dict(Counter(shown_state(one) for pool in pools for one in pool.replicas)),
+        wanted=sum(pool.scaling.number for pool in pools if pool.scaling is not None),
         **percentiles,
     )
+
+
+def shown_state(replica: ReplicaView) -> str:
+    """The state of a replica; one that is told to get nothing more drains, though it is ready."""
+    is_told = replica.draining and replica.state is ReplicaState.READY
+    return (ReplicaState.DRAINING if is_told else replica.state).value
 
 
 def _by_class(outcomes: Mapping[tuple[str, ...], float]) -> dict[str, tuple[int, int, int]]:

@@ -6,6 +6,7 @@ in: keys come from a Secret that the operator makes. Engines are those of remote
 address is the bare name of a Service; addresses elsewhere are left to who runs them.
 """
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,13 +56,15 @@ _NAMED_BY = "up to 48 lower-case letters, digits and -, a letter first"
 class Cluster:
     """What settings do not say: names and images on the cluster.
 
-    ``engine_images`` replace the usual ones, by model.
+    ``engine_images`` replace the usual ones, by model; ``sets`` are what ``--set`` says beside the
+    file, as KEY=VALUE.
     """
 
     image: str
     namespace: str = "default"
     name: str = "sluice"
     engine_images: Mapping[str, str] = field(default_factory=dict)
+    sets: Sequence[str] = ()
 
 
 def manifests(settings: Settings, toml: str, cluster: Cluster) -> list[Document]:
@@ -78,7 +81,7 @@ def manifests(settings: Settings, toml: str, cluster: Cluster) -> list[Document]
     _check(settings, cluster, engines)
     documents = [
         _document("v1", "ConfigMap", cluster.name, cluster, data={"sluice.toml": toml}),
-        *_gateway(settings, cluster),
+        *_gateway(settings, toml, cluster),
     ]
     for model, (service, port) in engines.items():
         documents += _engine(settings.models[model], model, service, port, cluster)
@@ -134,8 +137,9 @@ def _check(settings: Settings, cluster: Cluster, engines: Mapping[str, tuple[str
 # ------------------------------------------------------------------------------------ the gateway
 
 
-def _gateway(settings: Settings, cluster: Cluster) -> Iterator[Document]:
+def _gateway(settings: Settings, toml: str, cluster: Cluster) -> Iterator[Document]:
     name = cluster.name
+    sets = [word for text in cluster.sets for word in ("--set", text)]
     grace_s = round(settings.server.grace_s)
     container = {
         "name": "gateway",
@@ -144,6 +148,7 @@ def _gateway(settings: Settings, cluster: Cluster) -> Iterator[Document]:
         "args": [
             "serve",
             "-c", "/etc/sluice/sluice.toml",
+            *sets,
             "--listen", f"{_ALL}:{_API_PORT}",
             "--set", "journal.dir=/var/lib/sluice/journal",
             "--set", "catalogue.cache_dir=/var/lib/sluice/models",
@@ -170,7 +175,11 @@ def _gateway(settings: Settings, cluster: Cluster) -> Iterator[Document]:
             {"name": "state", "emptyDir": {}},
         ],
     }
-    yield _deployment(name, "gateway", pod, cluster)
+    gateway = _deployment(name, "gateway", pod, cluster)
+    # A pod reads its settings when it starts: other settings have to be another pod.
+    digest = hashlib.sha256(toml.encode()).hexdigest()[:16]
+    gateway["spec"]["template"]["metadata"]["annotations"] = {"sluice/settings": digest}
+    yield gateway
     ports = [{"name": "http", "port": _API_PORT, "targetPort": "http"}]
     yield _service(name, "gateway", {"ports": ports}, cluster)
     yield _budget(name, "gateway", cluster)

@@ -23,18 +23,19 @@ function svg(name, attributes, text) {
   return made;
 }
 
-// The smallest round number that is not below.
-export function niceTop(most) {
-  if (!(most > 0)) return 1;
-  const power = 10 ** Math.floor(Math.log10(most));
-  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((one) => one * power).find((one) => one >= most * 0.999);
+// The smallest round number that is not below; its half is whole too where counts are drawn.
+export function niceTop(most, whole = false) {
+  if (!(most > 0)) return whole ? 2 : 1;
+  const power = 10 ** Math.max(Math.floor(Math.log10(most)), whole ? 0 : -Infinity);
+  return (whole ? [2, 4, 6, 8, 10, 20] : [1, 1.5, 2, 3, 4, 5, 6, 8, 10]).map((one) => one * power).find((one) => one >= most * 0.999);
 }
 
 export class Chart {
-  // `series` are {name, color, of: sample => number or null}; `stacked` lays them on one another.
-  // The axis reaches `top`, or a round number above all that is shown and above `least`.
-  constructor(root, { title, note, series, format, stacked = false, targets = () => [], least = 0, top = null }) {
-    Object.assign(this, { series, format, stacked, targets, least, fixed: top });
+  // `series` are {name, color, of: sample => number or null}; `stacked` lays them on one another, but
+  // for those with `line`, which come last and are drawn over them. The axis reaches `top`, or a round
+  // number above all that is shown and above `least`; `whole` says that counts are drawn.
+  constructor(root, { title, note, series, format, stacked = false, whole = false, targets = () => [], least = 0, top = null }) {
+    Object.assign(this, { series, format, stacked, whole, targets, least, fixed: top });
     this.legend = el("div", { class: "legend" });
     this.plot = el("div", { class: "plot" });
     this.root = root;
@@ -57,13 +58,15 @@ export class Chart {
     const width = this.plot.clientWidth, height = this.plot.clientHeight;
     if (!width || !this.range) return;
     const rows = this.series.map((one) => this.samples.map(one.of));
-    const tops = this.stacked ? stack(rows) : rows;
+    const areas = this.stacked ? this.series.filter((one) => !one.line).length : 0;
+    const tops = [...stack(rows.slice(0, areas)), ...rows.slice(areas)];
     const targets = this.targets();
     const seen = tops.flat().filter((one) => one !== null);
     const most = Math.max(0, ...seen);
     // A target far above all that was measured would flatten the lines.
     const shown = targets.filter((one) => one.value <= most * 3 || !most);
-    const top = this.fixed ?? niceTop(Math.max(this.least, most * 1.04, ...shown.map((one) => one.value * 1.04)) || 1);
+    const room = this.whole ? 1 : 1.04;
+    const top = this.fixed ?? niceTop(Math.max(this.least, most * room, ...shown.map((one) => one.value * room)) || 1, this.whole);
     const [from, to] = this.range;
     const x = (t) => LEFT + ((t - from) / (to - from)) * (width - LEFT - RIGHT);
     const y = (value) => TOP + (1 - Math.min(value, top) / top) * (height - TOP - BOTTOM);
@@ -71,11 +74,12 @@ export class Chart {
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
     this.axes(root, { x, y, top, width, height });
     const times = this.samples.map((one) => one.t_s);
-    for (let n = this.series.length - 1; n >= 0; n -= 1) {
-      const color = this.series[n].color;
-      const under = this.stacked ? (n ? tops[n - 1] : times.map(() => 0)) : null;
-      if (this.stacked) root.append(svg("path", { d: area(times, tops[n], under, x, y), fill: color, opacity: 0.85 }));
-      else this.line(root, times, tops[n], color, x, y);
+    for (let n = areas - 1; n >= 0; n -= 1) {
+      const under = n ? tops[n - 1] : times.map(() => 0);
+      root.append(svg("path", { d: area(times, tops[n], under, x, y), fill: this.series[n].color, opacity: 0.85 }));
+    }
+    for (let n = this.series.length - 1; n >= areas; n -= 1) {
+      if (!areas || rows[n].some((one) => one > 0)) this.line(root, times, tops[n], this.series[n].color, x, y);
     }
     for (const one of shown) {
       root.append(svg("line", { class: "target", x1: LEFT, x2: width - RIGHT, y1: y(one.value), y2: y(one.value) }));

@@ -27,9 +27,10 @@ function seconds(value) {
   const ms = value * 1000;
   return `${ms.toFixed(ms >= 100 ? 0 : ms >= 10 ? 1 : 2)} ms`;
 }
-const percent = (value) => `${(100 * value).toFixed(value > 0.999 && value < 1 ? 2 : value >= 0.1 ? 1 : 2)} %`;
+const percent = (value) => `${(100 * value).toFixed(value > 0.999 && value < 1 ? 2 : value >= 0.1 ? 1 : 2).replace(/\.0+$/, "")} %`;
 const clock = (unix_s) => new Date(unix_s * 1000).toLocaleTimeString();
 const rate = (name) => (sample) => (sample[name] ?? 0) / sample.interval_s;
+const stood = (...states) => (sample) => states.reduce((sum, one) => sum + (sample.replicas?.[one] ?? 0), 0);
 const rank = (name, n) => (sample) => sample[name]?.[n] ?? null;
 
 // ---- charts
@@ -48,7 +49,7 @@ function percentiles(id, title, name) {
 }
 const charts = [
   new Chart(byId("c-outcomes"), {
-    title: "Requests that ended", note: "per second, by whether they met their targets", stacked: true, format: number,
+    title: "Requests that ended", note: "per second, by outcome", stacked: true, format: number,
     series: [
       { name: "met", color: "var(--green)", of: rate("met") },
       { name: "missed", color: "var(--amber)", of: rate("missed") },
@@ -60,12 +61,12 @@ const charts = [
   percentiles("c-tpot", "Time per output token", "tpot"),
   percentiles("c-itl", "Gap between chunks", "itl"),
   new Chart(byId("c-phases"), {
-    title: "Where the time goes", note: "phases of requests that ended, seconds per second", stacked: true, format: number,
+    title: "Where the time goes", note: "by phase, seconds per second", stacked: true, format: number,
     series: Object.entries(PHASES).map(([name, color]) => (
       { name, color, of: (sample) => (sample.phases?.[name] ?? 0) / sample.interval_s })),
   }),
   new Chart(byId("c-batch"), {
-    title: "Batch", note: "requests by what they do", stacked: true, format: number, least: 4,
+    title: "Batch", note: "requests by what they do", stacked: true, whole: true, format: number, least: 4,
     series: [
       { name: "decoding", color: "var(--green)", of: (s) => s.decoding ?? 0 },
       { name: "in prefill", color: "var(--blue)", of: (s) => s.prefilling ?? 0 },
@@ -77,7 +78,7 @@ const charts = [
     series: [{ name: "in use", color: "var(--blue)", of: (s) => (s.kv_max ? (s.kv_used ?? 0) / s.kv_max : null) }],
   }),
   new Chart(byId("c-queue"), {
-    title: "Queue", note: "requests that wait here for a replica", format: number, least: 4,
+    title: "Queue", note: "requests that wait here for a replica", whole: true, format: number, least: 4,
     series: [{ name: "waiting", color: "var(--amber)", of: (s) => s.waiting ?? 0 }],
   }),
   new Chart(byId("c-tokens"), {
@@ -86,6 +87,17 @@ const charts = [
       { name: "prompt", color: "var(--blue)", of: rate("prompt_tokens") },
       { name: "of them cached", color: "var(--cyan)", of: rate("cached_tokens") },
       { name: "generated", color: "var(--green)", of: rate("generated_tokens") },
+    ],
+  }),
+  new Chart(byId("c-replicas"), {
+    title: "Replicas", note: "by state", stacked: true, whole: true, format: number, least: 2,
+    series: [
+      { name: "ready", color: "var(--green)", of: stood("ready") },
+      { name: "draining", color: "var(--grey)", of: stood("draining") },
+      { name: "starting", color: "var(--amber)", of: stood("starting") },
+      { name: "warm", color: "var(--cyan)", of: stood("warm") },
+      { name: "in trouble", color: "var(--red)", of: stood("backoff", "crash_loop", "failed") },
+      { name: "are to serve", color: "var(--ink)", line: true, of: (s) => s.wanted ?? 0 },
     ],
   }),
 ];
@@ -168,7 +180,7 @@ function cells(...values) {
   return values.map((one) => (one instanceof Node ? one : el("td", typeof one === "object" && one !== null ? { class: "n" } : {}, String(typeof one === "object" && one !== null ? one.n : one ?? ""))));
 }
 const n = (value) => ({ n: value });
-const STATES = { ready: "good", loading: "warn", starting: "warn", draining: "warn", warm: "warn", backoff: "bad", crash_loop: "bad", failed: "bad", lost: "bad" };
+const STATES = { ready: "good", starting: "warn", draining: "warn", backoff: "bad", crash_loop: "bad", failed: "bad" };
 
 function showReplicas(replicas) {
   const rows = replicas.map((one) => {
