@@ -86,6 +86,17 @@ def test_the_waterfall_names_every_phase_decision_and_step(
         assert words in out, words
 
 
+@pytest.mark.parametrize(("slo_class", "told"), [("chat", True), ("", False)])
+def test_only_a_request_of_a_class_is_said_to_be_inside_targets(tmp_path, capsys, slo_class, told):
+    write(
+        tmp_path,
+        RequestArrived(2 * MS, "req-1", "m", 0, 12, 20, slo_class=slo_class),
+        RequestEnded(9 * MS, "req-1", "m", "stop", 0, "m-0", 1, 12, 0, 4, outcome="met"),
+    )
+    assert trace(tmp_path, "req-1") == 0
+    assert ("inside the targets" in capsys.readouterr().out) is told
+
+
 def test_bars_of_the_waterfall_follow_one_another(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

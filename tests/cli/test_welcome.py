@@ -2,7 +2,11 @@
 
 from dataclasses import replace
 
-from sluice.cli.welcome import welcome
+from sluice.cli.welcome import further_names, welcome
+from sluice.config.pipeline_sections import PipelineSection
+from sluice.config.routes import RouteSection
+from sluice.config.sections import ModelSection
+from sluice.config.settings import Settings
 from sluice.core.events import ReplicaLimits
 from sluice.core.fleet_replica import FleetReplica
 from sluice.core.pools import PoolView
@@ -58,3 +62,14 @@ def test_a_number_that_follows_the_load_is_told_with_the_most_and_rest_as_such()
     resting = replace(pool(None), scaling=Decision(0, 0, "asked", most=3))
     text = welcome([resting], "http://x", needs_key=False)
     assert text.startswith("tiny: no replica; the first request starts one\n")
+
+
+def test_routes_and_pipelines_are_told_beside_models():
+    settings = Settings(
+        models={"tiny": ModelSection(source="tiny")},
+        routes={"auto": RouteSection(simple="tiny", complex="large", share=30.0)},
+        pipelines={"handbook": PipelineSection()},
+    )
+    text = welcome([pool(LIMITS)], "http://x", further=further_names(settings), needs_key=False)
+    assert "\nauto: route, tiny for simple prompts, large for complex ones\n" in text
+    assert "\nhandbook: pipeline, embedded retrieval before tiny\n" in text

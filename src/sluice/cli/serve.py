@@ -11,7 +11,7 @@ import click
 from sluice.cli.options import settings_options
 from sluice.cli.progress import PreparationProgress
 from sluice.cli.signals import listen_to_signals
-from sluice.cli.welcome import welcome
+from sluice.cli.welcome import further_names, welcome
 from sluice.config.cautions import cautions
 from sluice.config.load import load_settings
 from sluice.config.sources import Override
@@ -120,7 +120,10 @@ def command(
         needs_key = bool(server.api_key_digests or server.tenant_key_digests)
         address = address_of(listener, transport.scheme)
         remote = gateway.relaying.always
-        click.echo(welcome(gateway.pools(), address, remote, needs_key=needs_key), err=True)
+        further = further_names(settings)
+        click.echo(
+            welcome(gateway.pools(), address, remote, further, needs_key=needs_key), err=True
+        )
 
     async def run() -> None:
         running, stop = RunningServer(gateway, loaded, read, transport, ids), Stop()

@@ -46,6 +46,9 @@ _OUTCOMES = {
     "left": "its client left",
 }
 
+# A request without a class has no targets to be inside of.
+_OF_CLASSES = ("met", "missed")
+
 _STEPS_CAPTION = (
     "rows and prompt: tokens of other requests computed in the same steps; time: the median step; "
     "planned: its predicted time; free: KV blocks afterwards"
@@ -316,7 +319,7 @@ def _ended(life: Life) -> str:
         f"ended with {ending.reason} after {_time(ending.at_ns)}",
         f"{counts}, {ending.completion_tokens:,} generated",
     ]
-    if ending.outcome:
+    if ending.outcome and (life.slo_class or ending.outcome not in _OF_CLASSES):
         parts.append(_OUTCOMES[ending.outcome])
     if ending.tpot_ns is not None:
         parts.append(f"{_time(ending.tpot_ns)} per token")

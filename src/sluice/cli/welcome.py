@@ -1,9 +1,11 @@
 """What the operator is told once every model is loaded: what each can hold, and where to call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from types import MappingProxyType
 
 from sluice.cluster.remote_model import CONTEXT_TOKENS_UNKNOWN
+from sluice.config.settings import Settings
 from sluice.core.events import ReplicaLimits
 from sluice.core.pools import PoolView
 
@@ -14,12 +16,14 @@ def welcome(
     pools: Sequence[PoolView],
     address: str,
     remote: AbstractSet[str] = frozenset(),
+    further: Mapping[str, str] = MappingProxyType({}),
     *,
     needs_key: bool,
 ) -> str:
     """The text for standard error; ``address`` is the server's, without a path.
 
-    ``remote`` are the models of engines elsewhere.
+    ``remote`` are the models of engines elsewhere, ``further`` the names that are no models, with
+    what stands behind each.
     """
     lines = []
     for pool in pools:
@@ -29,6 +33,7 @@ def welcome(
             lines += _model_lines(pool, pool.limits)
         else:
             lines.append(f"{pool.model}: no replica; the first request starts one")
+    lines += [f"{name}: {words}" for name, words in further.items()]
     key = ' -H "Authorization: Bearer $KEY"' if needs_key else ""
     message = '{"role": "user", "content": "Hello"}'
     body = f'{{"model": "{pools[0].model}", "messages": [{message}], "max_tokens": 50}}'
@@ -43,6 +48,20 @@ def welcome(
             f"  -d '{body}'",
         )
     )
+
+
+def further_names(settings: Settings) -> dict[str, str]:
+    """What clients can ask for that is no model, with what stands behind it."""
+    only = next(iter(settings.models), "")
+    routes = {
+        name: f"route, {one.simple} for simple prompts, {one.complex} for complex ones"
+        for name, one in settings.routes.items()
+    }
+    pipelines = {
+        name: f"pipeline, {one.retriever} retrieval before {one.model or only}"
+        for name, one in settings.pipelines.items()
+    }
+    return routes | pipelines
 
 
 def _model_lines(pool: PoolView, limits: ReplicaLimits) -> list[str]:

@@ -157,11 +157,10 @@ class RunningServer:
             "needs_restart": ", ".join(told(change.waiting)),
         }
         reconfigure(self.gateway, settings, routes, self._remote_ids, told_again)
-        _log.info(
-            "settings read again; applied: %s; until a restart as before: %s",
-            told_again["applied"] or "nothing",
-            told_again["needs_restart"] or "nothing",
-        )
+        applied = told_again["applied"] or "nothing has changed"
+        later = told_again["needs_restart"]
+        as_before = f"; until a restart as before: {later}" if later else ""
+        _log.info("settings read again; applied: %s%s", applied, as_before)
         warnings = tuple(cautions(settings))
         return Reloaded(told(change.applied), told(change.waiting), warnings)
 
