@@ -12,7 +12,12 @@ from sluice.cli import bench
 from sluice.cli.bench_progress import BenchProgress
 from sluice.cli.bench_report import markdown
 from sluice.cli.bench_search import search_wanted, searched
-from sluice.cli.bench_search_report import interval_words, search_plots, search_rows
+from sluice.cli.bench_search_report import (
+    interval_words,
+    rate_words,
+    search_plots,
+    search_rows,
+)
 from sluice.cli.main import run
 from sluice.loadtest.document import manifest, trial_document
 from sluice.loadtest.run_search import player
@@ -82,6 +87,13 @@ def test_the_report_has_both_rates_and_what_binds(found):
     assert "SLO rate" in interval_words(found)
     assert "- binding: " in markdown(found)
     assert found["binding"] == "ttft"
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"), [(None, "unknown"), (0.5, "0.5"), (404.26, "404"), (2048.0, "2,048")]
+)
+def test_rates_are_told_without_exponents(rate, words):
+    assert rate_words(rate) == words
 
 
 def test_shares_are_plotted_with_the_limit_and_the_interval(found):

@@ -47,7 +47,8 @@ class BenchProgress:
         """Begin to tell of a trial; what it gives is called while the trial runs."""
         span = plan.span
         if not self._console.is_terminal:
-            click.echo(f"{name}: {span.arriving_s:.0f} s", err=True)
+            digits = 1 if span.arriving_s < 10.0 else 0
+            click.echo(f"{name}: {span.arriving_s:.{digits}f} s", err=True)
         for task in self._bars.task_ids:
             self._bars.remove_task(task)
         task = self._bars.add_task(name, total=span.arriving_s, standing="")

@@ -159,6 +159,6 @@ def name_of(wish: Wish) -> str:
         case OpenLoop(rate_rps):
             return f"{wish.stage.value}, {rate_rps:.4g} requests/s"
         case ClosedLoop(concurrency):
-            return f"{wish.stage.value}, {concurrency} clients"
+            return f"{wish.stage.value}, {concurrency} client{'s' if concurrency > 1 else ''}"
         case unknown:
             assert_never(unknown)

@@ -11,8 +11,10 @@ _SHOWN_LIMITS = 6.0
 
 
 def rate_words(value: float | None) -> str:
-    """A rate with three digits."""
-    return "unknown" if value is None else f"{value:.3g}"
+    """A rate with three digits, and all before the point."""
+    if value is None:
+        return "unknown"
+    return f"{value:.3g}" if value < 1000.0 else f"{value:,.0f}"
 
 
 def interval_words(found: Json) -> str:
