@@ -42,6 +42,7 @@ def test_the_commands_of_the_page_tell_the_incident_that_it_describes(
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") >= 3
     assert "engine_slowdown" in page
+    assert all(0 <= int(share) <= 100 for share in re.findall(r"<td>.*?(-?\d+)% to", page))
 
 
 def test_every_cause_is_in_the_table_of_the_page():

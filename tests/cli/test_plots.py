@@ -26,6 +26,16 @@ def test_points_and_marks_lie_inside_the_plot():
     assert "empty" not in svg
 
 
+def test_names_of_series_stand_above_all_that_is_drawn():
+    names = [f"series number {n}" for n in range(9)]
+    root = ET.fromstring(lines(Axes("t", "x", "y"), {name: [(1.0, 5.0)] for name in names}))
+    told = [each for each in root.iter() if (each.text or "").startswith("series number")]
+    (points, *_) = (each for each in root.iter() if each.tag.endswith("polyline"))
+    highest = float(points.attrib["points"].split(",")[1])
+    assert all(float(each.attrib["y"]) < highest for each in told if "fill" in each.attrib)
+    assert all(float(each.attrib["x"]) < WIDTH - 80 for each in told if "x" in each.attrib)
+
+
 def test_parts_of_a_bar_have_the_width_of_their_share():
     svg = bars("t", {"row": {"a": 3.0, "b": 1.0}, "half": {"a": 2.0}}, "GiB")
     widths = [float(each) for each in re.findall(r'width="([\d.]+)" height="20"', svg)]

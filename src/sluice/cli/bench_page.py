@@ -7,7 +7,17 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from sluice.cli.bench_report import OVERVIEW, headline, load_name, overview_row, rows_of, trials_of
+from sluice.cli.bench_report import (
+    OVERVIEW,
+    POINTS,
+    command_of,
+    headline,
+    latency_rows,
+    load_name,
+    overview_row,
+    rows_of,
+    trials_of,
+)
 from sluice.cli.bench_search_report import search_plots, search_rows
 from sluice.cli.page import page_of, table
 from sluice.cli.plots import Axes, Mark, lines
@@ -34,11 +44,16 @@ def page(result: Json) -> str:
         parts += [
             f"<h2>{escape(headline(trial))}</h2>",
             table((), rows_of(trial)),
+            "<p></p>",
+            table(("ms, of whole answers", *POINTS), latency_rows(trial)),
             '<div class="plots">',
             *_figures(_within(trial)),
             "</div>",
         ]
-    parts.append(f"<p><small>{escape(result['manifest']['chunk_rule'])}</small></p>")
+    manifest = result["manifest"]
+    parts.append(f"<p><small>{escape(manifest['chunk_rule'])}</small></p>")
+    made_by = f"sluice {manifest['sluice']}: {command_of(manifest)}"
+    parts.append(f"<p><small>{escape(made_by)}</small></p>")
     return page_of(f"Load test of {endpoint['model']} at {endpoint['address']}", parts)
 
 

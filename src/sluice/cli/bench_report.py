@@ -1,5 +1,6 @@
 """Results of ``sluice bench`` for readers: on the terminal and as Markdown. Nothing is computed."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ _LATENCIES = (
 )
 # Where nobody looks at a terminal, lines may be as long as tables want.
 _FILE_COLUMNS = 160
-_POINTS = ("p50", "p90", "p95", "p99", "max")
+POINTS = ("p50", "p90", "p95", "p99", "max")
 _RATES = (("planned", "planned_rps"), ("sent", "sent_rps"), ("whole", "completed_rps"),
           ("good", "good_rps"))  # fmt: skip
 
@@ -135,21 +136,24 @@ def print_result(result: Json) -> None:
             console.print(_groups(trial[group]))
 
 
+def latency_rows(trial: Json) -> list[list[str]]:
+    """The percentiles of each latency, in milliseconds."""
+    return [[name, *(shown_ms(trial[key][point]) for point in POINTS)] for key, name in _LATENCIES]
+
+
 def _latencies(trial: Json) -> Table:
-    table = _table("ms, of whole answers", *_POINTS)
-    for key, name in _LATENCIES:
-        table.add_row(name, *(shown_ms(trial[key][point]) for point in _POINTS))
+    table = _table("ms, of whole answers", *POINTS)
+    for row in latency_rows(trial):
+        table.add_row(*row)
     adjusted = trial["adjusted"]["ttft_s"]
     if trial["failed"]:
         name = "TTFT, failures as never"
-        table.add_row(name, *(shown_ms(adjusted[point]) for point in _POINTS))
+        table.add_row(name, *(shown_ms(adjusted[point]) for point in POINTS))
     return table
 
 
 def _groups(groups: Json) -> Table:
-    table = _table(
-        "", "planned/s", "good/s", "whole", "TTFT p50", "TTFT p95", "TTFT p99", "TPOT p50"
-    )
+    table = _table("", "planned/s", "good/s", "whole", "TTFT p50 ms", "p95", "p99", "TPOT p50 ms")
     for name, each in groups.items():
         share = each["success_share"]
         table.add_row(
@@ -170,8 +174,8 @@ def _overview(trials: Sequence[Json]) -> Table:
     return table
 
 
-OVERVIEW = ("planned/s", "sent/s", "whole/s", "good/s", "whole", "TTFT p50", "p95", "p99",
-            "TPOT p50", "p95", "lag p99", "verdict")  # fmt: skip
+OVERVIEW = ("planned/s", "sent/s", "whole/s", "good/s", "whole", "TTFT p50 ms", "p95", "p99",
+            "TPOT p50 ms", "p95", "lag p99", "verdict")  # fmt: skip
 
 
 def overview_row(trial: Json) -> list[str]:
@@ -219,13 +223,15 @@ def markdown(result: Json) -> str:
     for trial in trials:
         lines += ["", f"## {headline(trial)}", ""]
         lines += [f"- {name}: {words}" for name, words in rows_of(trial)]
-        latencies = [
-            [name, *(shown_ms(trial[key][point]) for point in _POINTS)] for key, name in _LATENCIES
-        ]
-        lines += ["", *_pipes(("ms", *_POINTS), latencies)]
-    command = f"`sluice {' '.join(manifest['arguments'])}`"
-    lines += ["", manifest["chunk_rule"], "", f"sluice {manifest['sluice']}, {command}", ""]
+        lines += ["", *_pipes(("ms", *POINTS), latency_rows(trial))]
+    lines += ["", manifest["chunk_rule"], ""]
+    lines += [f"sluice {manifest['sluice']}, `{command_of(manifest)}`", ""]
     return "\n".join(lines)
+
+
+def command_of(manifest: Json) -> str:
+    """The command that a report is of, as a shell takes it."""
+    return shlex.join(("sluice", *manifest["arguments"]))
 
 
 def _pipes(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

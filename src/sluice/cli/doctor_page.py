@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sluice.cli.doctor_report import document, headline
+from sluice.cli.doctor_report import EXCESS_S_MIN, document, headline, share_words
 from sluice.cli.page import page_of, table, write_whole
 from sluice.cli.plots import Axes, Mark, bars, lines
 from sluice.doctor.columns import Journal
@@ -30,9 +30,8 @@ def page(found: Diagnosis, journal: Journal) -> str:
         (
             each.verdict.value,
             each.name,
-            "" if each.share is None else f"{each.share.share:.0%}",
-            "" if each.share is None else f"{each.share.low:.0%} to {each.share.high:.0%}",
-            "; ".join(each.evidence) or each.missing,
+            "" if each.share is None else share_words(each.share),
+            "; ".join(each.evidence) or (each.missing and f"missing: {each.missing}"),
             "; ".join(each.against),
             each.next_look,
         )
@@ -50,7 +49,7 @@ def page(found: Diagnosis, journal: Journal) -> str:
         "</div>",
     ]
     if causes:
-        heads = ("verdict", "cause", "share", "bounds", "evidence", "against it", "next")
+        heads = ("verdict", "cause", "share", "evidence", "against it", "next")
         parts += ["<h2>Causes</h2>", '<div class="wide">', table(heads, causes), "</div>"]
     if found.examples:
         parts.append(f"<p>slow requests: {escape(', '.join(found.examples))}</p>")
@@ -60,8 +59,12 @@ def page(found: Diagnosis, journal: Journal) -> str:
 def _plots(found: Diagnosis, journal: Journal) -> list[str]:
     plots = [_over_time(found, journal)]
     if found.excess is not None:
-        phases = {name: max(0.0, value) for name, value in found.excess.phases.items()}
-        plots.append(bars("Mean excess of the slowest", {"excess": phases}, "s"))
+        phases = {
+            name: 1e3 * value
+            for name, value in found.excess.phases.items()
+            if value >= EXCESS_S_MIN
+        }
+        plots.append(bars("Mean excess of the slowest", {"excess": phases}, "ms"))
     if found.held is not None:
         shares = {name: 100 * share for name, share in found.held.shares.items()}
         plots.append(bars("What replicas did while they waited", {"time": shares}, "%"))

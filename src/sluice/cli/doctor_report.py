@@ -25,6 +25,8 @@ _STYLES = {
     Verdict.RULED_OUT: "dim",
 }
 _PIPE_WIDTH = 120
+# A phase with less says nothing.
+EXCESS_S_MIN = 1e-4
 
 
 def document(found: Diagnosis) -> dict[str, Any]:
@@ -116,7 +118,7 @@ def headline(found: Diagnosis) -> str:
     first = found.causes[0] if found.causes else None
     if first is None or first.verdict not in (Verdict.CONFIRMED, Verdict.LIKELY):
         return f"{name} {change}: no cause found"
-    share = "" if first.share is None else f", {_share(first.share)} of it"
+    share = "" if first.share is None else f", {share_words(first.share)} of it"
     return f"{name} {change}: {first.title} ({first.verdict}{share})"
 
 
@@ -153,7 +155,7 @@ def _details(found: Diagnosis, console: Console) -> None:
         for judged in ruled_out:
             reason = judged.against[0] if judged.against else "without it nothing would change"
             if judged.share is not None and not judged.against:
-                reason = f"without it {_share(judged.share)} of the change would go"
+                reason = f"without it {share_words(judged.share)} of the change would go"
             console.print(Text(f"  {judged.name:<18} {reason}", style="dim"), soft_wrap=True)
     if found.shares.replayed:
         console.print(
@@ -183,7 +185,7 @@ def _print_phases(found: Diagnosis, console: Console) -> None:
     table.add_column("phase")
     table.add_column("excess", justify="right")
     for name, value in sorted(excess.phases.items(), key=lambda item: -item[1]):
-        if abs(value) >= 1e-4:
+        if abs(value) >= EXCESS_S_MIN:
             table.add_row(name, _seconds(value))
     table.add_row("unattributed", _seconds(excess.unattributed_s))
     console.print(Text(f"\nmean excess of the {excess.requests:,} slowest by phase"))
@@ -194,7 +196,7 @@ def _print_phases(found: Diagnosis, console: Console) -> None:
 
 
 def _print_cause(judged: Judged, console: Console) -> None:
-    share = "" if judged.share is None else f"  {_share(judged.share)} of the change"
+    share = "" if judged.share is None else f"  {share_words(judged.share)} of the change"
     console.print(
         Text.assemble(
             "\n", (f"{judged.verdict}", _STYLES[judged.verdict]), f"  {judged.name}{share}"
@@ -213,7 +215,7 @@ def _print_cause(judged: Judged, console: Console) -> None:
         console.print(Text(f"  next: {judged.next_look}"), soft_wrap=True)
 
 
-def _share(share: Share) -> str:
+def share_words(share: Share) -> str:
     """A share with its bounds; what a replay says beyond none and all of it means just that."""
     low, value, high = (min(1.0, max(0.0, x)) for x in (share.low, share.share, share.high))
     return f"{value:.0%} ({low:.0%} to {high:.0%})"

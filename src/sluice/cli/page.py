@@ -17,7 +17,9 @@ vertical-align: top; border-bottom: 1px solid #8883; }
 .plots { display: grid; gap: 1.5rem;
 grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
 figure { margin: 0; }
-svg { width: 100%; height: auto; } .wide { overflow-x: auto; } small { opacity: .75; }
+svg { width: 100%; height: auto; } small { opacity: .75; }
+.wide { overflow-x: auto; } .wide table { min-width: 860px; }
+.wide td:first-child { white-space: nowrap; }
 """
 
 

@@ -11,6 +11,8 @@ from math import floor, isfinite, log10
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 28, 44
+# About as wide as a letter of these names is.
+_LETTER = 6.5
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#65a30d")
 Points = Sequence[tuple[float, float]]
 Place = Callable[[float, float], tuple[float, float]]
@@ -51,12 +53,15 @@ def lines(axes: Axes, series: Mapping[str, Points], marks: Sequence[Mark] = ()) 
     xs += [mark.high or mark.at for mark in marks if mark.axis == "x"]
     ys += [mark.at for mark in marks if mark.axis == "y"]
     x_max, y_max = max(xs, default=1.0) * 1.04 or 1.0, max(ys, default=1.0) * 1.08 or 1.0
+    legend, top = _legend(list(drawn))
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (WIDTH - LEFT - RIGHT) * x / x_max
-        return across, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * y / y_max
+        return across, HEIGHT - BOTTOM - (HEIGHT - top - BOTTOM) * y / y_max
 
-    parts = [_text(LEFT, 16, axes.title, weight="bold"), *_grid(axes, x_max, y_max)]
+    parts = [
+        _text(LEFT, 16, axes.title, weight="bold"), *legend, *_grid(axes, place, (x_max, y_max)),
+    ]  # fmt: skip
     for mark in marks:
         parts += _marked(mark, place, (x_max, y_max))
     for number, (name, points) in enumerate(drawn.items()):
@@ -70,9 +75,22 @@ def lines(axes: Axes, series: Mapping[str, Points], marks: Sequence[Mark] = ()) 
                 f'<circle cx="{across:.1f}" cy="{up:.1f}" r="2.5" fill="{colour}">'
                 f"<title>{words}</title></circle>"
             )
-        if len(drawn) > 1:
-            parts.append(_text(LEFT + 8, TOP + 14 * (number + 1), name, colour=colour))
     return _svg(HEIGHT, parts)
+
+
+def _legend(names: Sequence[str]) -> tuple[list[str], float]:
+    """The names of several series in their colours, in lines between title and plot, and where the
+    plot begins below them."""
+    if len(names) < 2:
+        return [], TOP
+    parts, across, up = list[str](), float(LEFT), TOP + 4.0
+    for number, name in enumerate(names):
+        width = _LETTER * len(name) + 16
+        if across > LEFT and across + width > WIDTH:
+            across, up = float(LEFT), up + 15
+        parts.append(_text(across, up, name, colour=COLOURS[number % len(COLOURS)]))
+        across += width
+    return parts, up + 10
 
 
 def bars(title: str, rows: Mapping[str, Mapping[str, float]], unit: str) -> str:
@@ -115,21 +133,23 @@ def ticks(largest: float) -> list[float]:
     return [step * number for number in range(int(largest / step) + 1)]
 
 
-def _grid(axes: Axes, x_max: float, y_max: float) -> list[str]:
+def _grid(axes: Axes, place: Place, largest: tuple[float, float]) -> list[str]:
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    x_max, y_max = largest
+    _, top = place(0.0, y_max)
     parts = [
-        f'<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="currentColor"/>',
+        f'<path d="M{LEFT} {top:.1f}V{bottom}H{right}" fill="none" stroke="currentColor"/>',
         _text((LEFT + right) / 2, HEIGHT - 8, axes.x, anchor="middle"),
         (
-            f'<text transform="translate(14 {(TOP + bottom) / 2}) rotate(-90)" '
+            f'<text transform="translate(14 {(top + bottom) / 2:.1f}) rotate(-90)" '
             f'text-anchor="middle" fill="currentColor">{escape(axes.y)}</text>'
         ),
     ]
     for value in ticks(x_max):
-        across = LEFT + (right - LEFT) * value / x_max
+        across, _ = place(value, 0.0)
         parts.append(_text(across, bottom + 16, number_of(value), anchor="middle"))
     for value in ticks(y_max):
-        up = bottom - (bottom - TOP) * value / y_max
+        _, up = place(0.0, value)
         parts.append(
             f'<path d="M{LEFT} {up:.1f}H{right}" stroke="currentColor" stroke-opacity="0.15"/>'
         )

@@ -46,7 +46,8 @@ class SearchRecord:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise CannotMeasure(f"{path} holds no trials of a search: {error}") from None
         if before != asked:
-            differ = sorted(key for key in {*before, *asked} if before.get(key) != asked.get(key))
+            keys = {key for key in {*before, *asked} if before.get(key) != asked.get(key)}
+            differ = sorted("input" if key == "prompt" else key for key in keys)
             raise CannotMeasure(
                 f"{path} holds trials of another search ({', '.join(differ)} differ); give another "
                 f"file, or what was asked before"
