@@ -56,6 +56,14 @@ def test_readers_get_the_same_in_lines(capsys):
     assert "TTFT p50" in out
 
 
+def test_names_of_groups_are_whole_in_a_narrow_pipe(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*ASKED, "--tenant", "acme=1", "--tenant", "beta=1"]) == 0
+    shown = capsys.readouterr().out
+    assert "\ntenants: acme " in shown
+    assert "…" not in shown
+
+
 def test_two_runs_with_one_seed_print_and_write_the_same(tmp_path, capsys):
     documents, journals = [], []
     for name in ("a", "b"):

@@ -13,6 +13,7 @@ from sluice.planner.names import shown_s
 from sluice.planner.outcome import Outcome, Tally
 
 _GROUPS = ("classes", "tenants", "models")
+_TABLE_WIDTH = 120
 
 
 def _seconds(value: float | None) -> str:
@@ -90,6 +91,8 @@ def print_outcome(found: Mapping[str, Any]) -> None:
             "overload: more requests wait for a first token at the end than at half. There is no "
             "steady state: what is late, and how late, tells how long the run was"
         )
+    # A long line that a terminal breaks is read more easily than names without their ends.
+    console.width = max(console.width, _TABLE_WIDTH)
     console.print(_table(found))
 
 
