@@ -13,7 +13,7 @@ from tests.server.wire_client import ask, post
 
 ADMIN = {"authorization": "Bearer boss"}
 SECTION = ServerSection(listen="127.0.0.1:0", admin_key_digests=(digest("boss"),))
-TAKING = ("/admin/events", "/v1/feedback")
+TAKING = ("/admin/events", "/admin/scale", "/v1/feedback")
 DEEP = b"[" * 200_000
 BODIES = {
     "nothing": b"",
@@ -21,6 +21,9 @@ BODIES = {
     "a number": b"7",
     "a list": b"[]",
     "not UTF-8": b'{"what": "\xff", "route": "\xff"}',
+    "a number that is none": b'{"model": "m", "replicas": "3"}',
+    "less than none": b'{"model": "m", "replicas": -1}',
+    "a part of one": b'{"model": "m", "replicas": 1.5}',
     "half a surrogate": b'{"what": "\\ud800", "route": "\\ud800"}',
     "deep": DEEP,
     "deep in a member": b'{"what": ' + DEEP + b', "route": ' + DEEP,
@@ -49,7 +52,7 @@ def test_no_body_is_more_than_a_mistake_of_its_sender(server, operations, path, 
     answer = post(server, path, body, ADMIN if path.startswith("/admin") else {})
     assert answer.status == 400
     assert len(answer.body) < 2000
-    assert operations.noted == []
+    assert (operations.noted, operations.pinned) == ([], {})
 
 
 @pytest.mark.parametrize("path", TAKING)
@@ -72,6 +75,8 @@ def test_a_body_that_nobody_asked_for_changes_nothing(server, operations):
         ("/admin/events", "DELETE", "POST"),
         ("/admin/reload", "GET", "POST"),
         ("/admin/reload", "PUT", "POST"),
+        ("/admin/scale", "GET", "POST"),
+        ("/admin/scaling", "POST", "GET"),
         ("/v1/feedback", "GET", "POST"),
         ("/v1/feedback", "PATCH", "POST"),
         ("/metrics", "POST", "GET"),

@@ -124,8 +124,8 @@ class RunningServer:
         if model not in ranged:
             there = ", ".join(ranged) or "none"
             raise InvalidRequest(
-                f"The number of replicas of {model!r} does not follow its load; models of which it "
-                f"does (replicas with min below max, or warm): {there}.",
+                f"The number of replicas of {model[:64]!r} does not follow its load; models "
+                f"of which it does (replicas with min below max, or warm): {there}.",
                 param="model",
             )
         bounds = models[model].replicas
