@@ -9,19 +9,19 @@ the same cold starts; a refused request has missed its targets. What is scaled i
 Prints attainment, replica-hours (of starting, warm, serving and draining replicas), direction
 changes and refusals of each run, and what of it holds against the best other law: as many requests
 in time for at most 0.85 of its hours. ``--runs`` keeps results, so that what was interrupted goes
-on; ``--plots`` writes pages. ``--decision`` measures the time of one decision instead.
+on; ``--tables`` prints the tables of docs/benchmarks.md from them, ``--plots`` draws.
+``--decision`` measures the time of one decision instead.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 COLD_S = (30.0, 180.0, 600.0)
-HOURS_SHARE = 0.85
 Row = Mapping[str, Any]
 
 
@@ -31,10 +31,11 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="folder with the traces")
     parser.add_argument("--runs", type=Path, default=Path("/tmp/sluice-autoscale"))  # noqa: S108
     parser.add_argument("--scene", action="append", help="only this one; may be given again")
-    parser.add_argument("--policy", action="append", help="only those that begin so")
+    parser.add_argument("--policy", action="append", help="only this one, or those that begin so")
     parser.add_argument("--cold", type=float, action="append", help="only this cold start, seconds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plots", type=Path, help="folder for the plots")
+    parser.add_argument("--tables", action="store_true", help="print Markdown")
     parser.add_argument("--decision", action="store_true", help="time of a decision")
     asked = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -46,7 +47,12 @@ def main() -> None:
     if asked.traces is not None:
         _run(asked)
     rows = [row for row in _kept(asked.runs) if row["seed"] == asked.seed]
-    _print(rows)
+    if asked.tables:
+        from benchmarks.scaling.tables import comparison, left_out  # noqa: PLC0415
+
+        print(comparison(rows), left_out(rows), sep="\n\n")
+    else:
+        _print(rows)
     if asked.plots is not None:
         from benchmarks.scaling.plots import write  # noqa: PLC0415
 
@@ -58,11 +64,14 @@ def _run(asked: argparse.Namespace) -> None:
     from benchmarks.scaling.scenes import SCENES, Part  # noqa: PLC0415
 
     done = {(row["scene"], row["cold_s"], row["policy"], row["seed"]) for row in _kept(asked.runs)}
-    chosen = [
-        policy
-        for policy in policies()
-        if not asked.policy or any(policy.name.startswith(one) for one in asked.policy)
-    ]
+    names = [policy.name for policy in policies()]
+    wanted = {
+        name
+        for one in asked.policy or [""]
+        for name in ([one] if one in names else names)
+        if name.startswith(one)
+    }
+    chosen = [policy for policy in policies() if policy.name in wanted]
     for scene in SCENES:
         if asked.scene and scene.name not in asked.scene:
             continue
@@ -98,40 +107,14 @@ def _line(row: Row) -> str:
 def _print(rows: Sequence[Row]) -> None:
     print("scene            cold  policy                  in time   hours (warm) flips refused "
           "replicas starts")  # fmt: skip
-    order = sorted({(row["scene"], row["cold_s"]) for row in rows})
-    for scene, cold_s in order:
-        group = [row for row in rows if (row["scene"], row["cold_s"]) == (scene, cold_s)]
-        for row in group:
+    from benchmarks.scaling.tables import groups, verdict  # noqa: PLC0415
+
+    for (scene, cold_s), group in groups(rows).items():
+        for row in group.values():
             print(_line(row))
-        verdict = _verdict(group)
-        if verdict:
-            print(f"{scene:<15} {cold_s:>4.0f} s  {verdict}\n")
-
-
-def _verdict(group: Iterable[Row]) -> str:
-    """What holds of sluice's policy beside the other laws."""
-    found = {row["policy"]: row for row in group}
-    ours, oracle, hpa = (found.get(name) for name in ("sluice", "oracle", "hpa 70%"))
-    others = [
-        row for name, row in found.items() if not name.startswith("sluice") and name != "oracle"
-    ]
-    if ours is None or not others:
-        return ""
-    best = max(others, key=lambda row: (row["attainment"], -row["hours"]))
-    reached = [row for row in others if row["attainment"] >= ours["attainment"]]
-    cheapest = min(reached, key=lambda row: row["hours"], default=None)
-    share = ours["hours"] / best["hours"]
-    words = [f"best other: {best['policy']} {best['attainment']:.2%}, {share:.2f} of its hours"]
-    better = ours["attainment"] >= best["attainment"]
-    holds = better and ours["hours"] <= HOURS_SHARE * best["hours"]
-    if cheapest is None:
-        words.append("no other law has as many in time")
-    if oracle is not None:
-        words.append(f"oracle {oracle['attainment']:.2%} at {oracle['hours']:.2f} h")
-        holds = holds or (ours["attainment"] >= 0.995 <= oracle["attainment"])
-    if hpa is not None:
-        words.append(f"flips {ours['flips']} of {hpa['flips']}")
-    return f"{'held' if holds else 'not held'}: " + "; ".join(words)
+        judged = verdict(group)
+        if judged is not None:
+            print(f"{scene:<15} {cold_s:>4.0f} s  {judged}\n")
 
 
 if __name__ == "__main__":

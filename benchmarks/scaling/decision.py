@@ -21,6 +21,7 @@ from sluice.core.supply import scale
 
 REPLICAS = 200
 ROUNDS = 2000
+SEATS = 11  # each has ten requests: about as many replicas are needed as there are
 SECOND = 10**9
 
 
@@ -31,9 +32,9 @@ def measure() -> None:
     fleet = Fleet([PoolLimits("m", names, scale=limits)], chance=Random("measure"))
     fleet.handle(ReplicasPinned("m", REPLICAS), 0)
     for name in names[: REPLICAS + 4]:
-        fleet.handle(ReplicaReady(name, ReplicaLimits(8192, 16, 40_000, 64)), SECOND)
+        fleet.handle(ReplicaReady(name, ReplicaLimits(8192, 16, 40_000, SEATS)), SECOND)
     fleet.handle(ReplicasPinned("m", None), 2 * SECOND)
-    report = Report(0, 20, 20_000, 40_000, 0, 0, 0, 0, 2e4, 20_000_000, 0, 64)
+    report = Report(0, 20, 20_000, 40_000, 0, 0, 0, 0, 2e4, 20_000_000, 0, SEATS)
     report = replace(report, decode_tokens_per_s=3000.0)
     for number, name in enumerate(names[:REPLICAS]):
         fleet.handle(ReplicaReported(name, report), 3 * SECOND + number)
@@ -45,8 +46,8 @@ def measure() -> None:
     times = []
     for number in range(ROUNDS):
         now_ns = 5 * SECOND + number * 10 * SECOND
-        for name in names[:REPLICAS]:
-            fleet.handle(ReplicaReported(name, report), now_ns)
+        for name in names[:REPLICAS]:  # before the decision is due
+            fleet.handle(ReplicaReported(name, report), now_ns - SECOND)
         began = time.perf_counter_ns()
         scale(pool, pool.scaler, now_ns)
         times.append((time.perf_counter_ns() - began) / 1000)

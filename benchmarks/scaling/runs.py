@@ -141,7 +141,7 @@ def law_of(name: str, part: Part, load: Load, cold_s: float) -> Law:
         case "last value":
             return LastValue(load.between)
         case "oracle":
-            return Oracle(load.between, cold_s)
+            return Oracle(load.between, cold_s, part.scene.ttft_s)
     raise ValueError(name)
 
 
@@ -174,6 +174,7 @@ def run(part: Part, cold_s: float, policy: Policy, seed: int) -> Result:
     )
     virtual = simulation.virtual
     virtual.at(0, ReplicasPinned(MODEL, first))
+    virtual.driver.call_at(1, lambda: _unmeasured(simulation, limits))
     if policy.limits is not None:
         virtual.at(1, ReplicasPinned(MODEL, None))
     else:
@@ -189,6 +190,13 @@ def run(part: Part, cold_s: float, policy: Policy, seed: int) -> Result:
         starts.begun, outcome.direction_changes, min(counts), max(counts),
         time.process_time() - began_s, numbers,
     )  # fmt: skip
+
+
+def _unmeasured(simulation: Simulation, limits: ScaleLimits) -> None:
+    """Forget how long the first replicas took: that they serve at once is no measurement."""
+    scaler = simulation.virtual._fleet._pools[MODEL].scaler  # noqa: SLF001
+    assert scaler is not None
+    scaler.starts = scaling.Times(limits.start_ns)
 
 
 def _follow(simulation: Simulation, law: Law, seats: int) -> None:

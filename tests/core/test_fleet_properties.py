@@ -325,6 +325,16 @@ class FleetMachine(RuleBasedStateMachine):
                 assert reserved == (0, 0, 0)
 
     @invariant()
+    def what_a_pool_keeps_of_its_replicas_is_what_they_are(self) -> None:
+        for pool in self.fleet._pools.values():
+            kept = pool.lineup()
+            assert kept.tally.places == sum(replica.places for replica in pool.replicas)
+            assert kept.tally.blocks == sum(replica.blocks_reserved for replica in pool.replicas)
+            pool.set_replicas(pool.replicas)  # sorted and counted anew
+            anew = pool.lineup()
+            assert kept == replace(anew, tally=kept.tally)
+
+    @invariant()
     def an_idle_ready_replica_leaves_nobody_waiting(self) -> None:
         for pool in self.fleet.pools(self.now_ns):
             if any(r.is_serving and r.places == 0 for r in pool.replicas):

@@ -10,6 +10,7 @@ from sluice.core.events import (
     Ended,
     Fail,
     FleetEffect,
+    Reconfigured,
     Reject,
     ReplicaLost,
     ReplicaReady,
@@ -104,6 +105,42 @@ def test_a_warm_replica_is_woken_between_decisions_once_somebody_has_waited_a_se
     assert [one.replica_id for one in effects if isinstance(one, StartReplica)][:1] == ["m-1"]
     assert [one.reason for one in effects if isinstance(one, Scaled)] == ["queue_wait"]
     assert dispatched(driver.at(12.5, ReplicaReady("m-1", LIMITS))) == [(f"r{places}", "m-1")]
+
+
+def test_as_many_warm_replicas_are_woken_as_work_off_what_waits():
+    driver = scaled(8, warm=5)
+    driver.at(1, *(ReplicaReady(f"m-{number}", LIMITS) for number in range(6)))
+    driver.at(2, ReplicaReported("m-0", report(decode_tokens_per_s=10.0)))
+    driver.at(10, Tick())
+    # Eight that wait take 10 s each; to be gone within 30 s that takes three more.
+    driver.arrive(11, *(request(f"r{number}", output=100) for number in range(9)))
+    effects = driver.at(12.1, Tick())
+    woken = [one.replica_id for one in effects if isinstance(one, StartReplica)]
+    assert woken == ["m-1", "m-2", "m-3"]
+
+
+def test_who_was_woken_between_decisions_stays_for_a_whole_window():
+    driver = scaled(warm=1)
+    driver.at(1, ReplicaReady("m-0", LIMITS), ReplicaReady("m-1", LIMITS))
+    ticks(driver, 10, 700)
+    driver.arrive(701, request("one"), request("two"))
+    driver.at(702.1, Tick())
+    driver.at(702.5, ReplicaReady("m-1", LIMITS))
+    driver.complete(704, "one")
+    driver.complete(704, "two")
+    for at_s in range(710, 1300, 10):
+        driver.at(at_s, Tick())
+        assert wanted(driver) == 2
+    ticks(driver, 1300, 1320)
+    assert wanted(driver) == 1
+
+
+def test_nothing_is_taken_away_before_a_whole_window_was_seen():
+    driver = pinned(3)
+    ticks(driver, 10, 590)
+    assert wanted(driver) == 3
+    ticks(driver, 600, 620)
+    assert wanted(driver) == 2
 
 
 def test_d16_what_a_stopped_replica_said_last_counts_for_nothing():
@@ -294,6 +331,7 @@ def test_the_greatest_number_is_never_passed_and_what_is_needed_is_told():
     assert scaling is not None
     assert scaling.number == 2
     assert scaling.needed > 2
+    assert scaling.short_of is not None
 
 
 @pytest.mark.parametrize("step", [-100, -1])
@@ -303,3 +341,89 @@ def test_a_clock_that_jumps_back_changes_nothing(step):
     driver.at(200 + step, Tick())
     assert states(driver)[:2] == ["ready", "ready"]
     assert wanted(driver) == 2
+
+
+@pytest.mark.parametrize("later_s", [1000, 9000], ids=["back", "forward"])
+def test_after_a_clock_jump_decisions_go_on_and_nothing_is_taken_away_for_a_window(later_s):
+    driver = pinned(3)
+    ticks(driver, 5000, 5620)
+    assert wanted(driver) == 2
+    for at_s in range(later_s, later_s + 600, 10):
+        driver.at(at_s, Tick())
+        assert wanted(driver) == 2
+    ticks(driver, later_s + 600, later_s + 620)
+    assert wanted(driver) == 1
+
+
+def test_a_report_that_contradicts_what_was_dispatched_starts_nothing():
+    driver = pinned(1)
+    busy = report(waiting=50, running=50, blocks_free=0, preemptions=9)
+    for second in range(5, 300, 5):
+        driver.at(second, ReplicaReported("m-0", busy), Tick())
+        assert wanted(driver) == 1
+    # A counter that begins anew, as of another process, is no preemption; one that rises is.
+    driver.at(300, ReplicaReported("m-0", report()), Tick())
+    ticks(driver, 310, 330)
+    assert wanted(driver) == 1
+    driver.at(331, ReplicaReported("m-0", report(preemptions=1)))
+    ticks(driver, 340, 350)
+    assert driver.pool.scaling is not None
+    assert dict(driver.pool.scaling.terms)["least"] == 1
+    assert wanted(driver) == 2
+
+
+def test_duplicate_and_late_news_of_replicas_change_nothing():
+    driver = pinned(2)
+    driver.at(2, ReplicaReady("m-0", WIDE), ReplicaReady("m-0", WIDE))
+    assert states(driver)[:2] == ["ready", "ready"]
+    lost = ReplicaLost("m-1", "killed")
+    assert of(StartReplica, driver.at(3, lost, lost)) == []
+    assert driver.pool.replicas[1].losses == 1
+    driver.at(3.1, ReplicaReady("m-1", WIDE))  # of the process that is gone
+    assert states(driver)[:2] == ["ready", "backoff"]
+    assert of(StartReplica, ticks(driver, 3.2, 9, 0.1)) == [StartReplica("m-1")]
+    assert wanted(driver) == 2
+
+
+def test_a_start_that_the_cluster_refuses_is_told_and_tried_again_while_others_serve():
+    driver = scaled(2, replicas_min=2)
+    driver.at(1, ReplicaReady("m-0", WIDE))
+    at_s, tries = 1.0, 0
+    while at_s < 120:
+        for effect in driver.at(at_s, Tick()):
+            assert isinstance(effect, StartReplica)
+            assert effect.replica_id == "m-1"
+            tries += 1
+            driver.at(at_s, ReplicaLost("m-1", "quota: 8 of 8 GPUs are in use"))
+        if not tries:
+            driver.at(at_s, ReplicaLost("m-1", "quota: 8 of 8 GPUs are in use"))
+        at_s += 0.5
+    assert 4 <= tries <= 8  # ever more rarely
+    assert driver.pool.replicas[1].error == "quota: 8 of 8 GPUs are in use"
+    ((_, replica),) = dispatched(driver.arrive(121, request("one")))
+    assert replica == "m-0"
+
+
+def test_bounds_that_change_while_replicas_load_hold_at_once():
+    driver = pinned(1)
+    driver.at(2, ReplicasPinned("m", 4))
+    assert states(driver) == ["ready", "starting", "starting", "starting"]
+    names = tuple(f"m-{number}" for number in range(4))
+    fewer = PoolLimits("m", names, scale=ScaleLimits(replicas_max=2))
+    effects = driver.at(3, Reconfigured((fewer,), ()))
+    assert len(of(StopReplica, effects)) == 2
+    assert wanted(driver) == 2
+    assert states(driver)[0] == "ready"
+    more = PoolLimits("m", names, scale=ScaleLimits(replicas_min=3, replicas_max=4))
+    driver.at(4, ReplicasPinned("m", None), Reconfigured((more,), ()))
+    assert wanted(driver) == 3
+
+
+def test_vllm_19824_a_peak_is_met_by_starts_that_take_longer_than_was_told():
+    peak = Peak(seconds(1200), seconds(1800), seconds(86_400), 3)
+    driver = scaled(start_ns=seconds(60), peaks=(peak,))
+    driver.at(215, ReplicaReady("m-0", WIDE))
+    ticks(driver, 220, 1200 - 230)
+    assert wanted(driver) == 1
+    ticks(driver, 1200 - 225, 1200 - 215)
+    assert states(driver).count("starting") == 2

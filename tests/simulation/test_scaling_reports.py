@@ -83,7 +83,7 @@ def test_aibrix_593_the_fleet_comes_down_again_after_a_peak():
     assert numbers(outcome)[-1] <= 2
 
 
-def test_keda_2900_aibrix_553_kthena_1589_going_down_cuts_no_answer_off():
+def test_keda_2900_3674_aibrix_553_kthena_1589_going_down_cuts_no_answer_off():
     outcome = played(Steps(((300, 3.0), (1500, 0.5)), even=False), cold_s=30)
     assert outcome.whole.failed == 0
     assert any(after < before for before, after in pairwise(numbers(outcome)))
@@ -119,6 +119,21 @@ def test_llm_d_1321_a_warm_replica_takes_a_burst_that_a_cold_start_misses():
     burst = Steps(((300, 0.6), (120, 1.8)))
     cold, warm = (played(burst, cold_s=300, warm=count) for count in (0, 1))
     assert warm.attainment > cold.attainment
+
+
+RAMP = Steps(tuple((60.0, 1.0 + 0.3 * minute) for minute in range(10)))
+
+
+def test_llm_d_1071_on_a_ramp_what_is_ordered_ahead_has_more_in_time_than_what_follows():
+    ahead, following = (played(RAMP, cold_s=120, quantile=share) for share in (0.9, 0.0))
+    assert ahead.attainment > following.attainment
+
+
+def test_dynamo_14238_under_steady_load_the_forecast_costs_hardly_more_than_the_last_value():
+    load = Steps(((900, 1.5),), even=False)
+    forecast, last = (played(load, cold_s=60, quantile=share) for share in (0.9, 0.0))
+    assert forecast.replica_hours <= 1.25 * last.replica_hours
+    assert forecast.attainment >= last.attainment
 
 
 @pytest.mark.parametrize("seed", [1, 2])

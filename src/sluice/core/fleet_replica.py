@@ -98,6 +98,15 @@ class _Alike:
     count: int = 0
 
 
+@dataclass(slots=True)
+class Tally:
+    """What the replicas of a pool hold together, and how often one of them changed what it does."""
+
+    places: int = 0
+    blocks: int = 0
+    moves: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class FleetReplica:
     """One replica: its state, and what was dispatched to it.
@@ -106,6 +115,7 @@ class FleetReplica:
     where it is to be warm when it is ready, ``woken`` where it was. One that drains leaves by
     ``leave_by_ns``. A ``remote`` one has a ``gate`` once it served. ``opens_ns`` is when that lets
     the request pass that was refused last, ``None`` where it passed or waits for another to end.
+    ``tally`` is that of its pool.
     """
 
     id: str
@@ -144,10 +154,27 @@ class FleetReplica:
     remote: RemoteLimits | None = None
     gate: RemoteGate | None = None
     opens_ns: int | None = None
+    tally: Tally = field(default_factory=Tally)
 
     def move(self, target: ReplicaState) -> None:
         """Change its state. Raises ``InternalError`` where the table does not allow it."""
         self.state = moved(REPLICA_MOVES, self.state, target)
+        self.tally.moves += 1
+
+    def let_drain(self, *, on: bool) -> None:
+        """Whether it is to get no more requests, whatever its state is."""
+        self.draining = on
+        self.tally.moves += 1
+
+    def warm_up(self, now_ns: int) -> None:
+        """Its process is started, to be warm when it is ready."""
+        self.warming, self.asked_ns = True, now_ns
+        self.start(now_ns)
+
+    def serve_when_ready(self) -> None:
+        """One that loads to be warm is to serve instead."""
+        self.warming = False
+        self.tally.moves += 1
 
     def start(self, now_ns: int) -> None:
         """Its process is started."""
@@ -188,7 +215,7 @@ class FleetReplica:
         """It is gone; its next start is planned, or none where ``restarts`` is ``None``."""
         if self.state is not ReplicaState.STARTING:
             self.asked_ns = now_ns
-        self.warming, self.leave_by_ns = False, None
+        self.warming, self.woken, self.leave_by_ns = False, False, None
         recent = [at for at in self.losses_ns if restarts and now_ns - at <= restarts.window_ns]
         losses = len(recent) + 1
         if restarts is None:
@@ -263,6 +290,8 @@ class FleetReplica:
         alike.tokens += accepted.prefill_tokens
         alike.count += 1
         self.blocks_reserved += accepted.blocks
+        self.tally.places += request.choices
+        self.tally.blocks += accepted.blocks
         self.dispatched_since_report += 1
         self.releases = None
         self.prefixes.add(accepted.chain)
@@ -332,6 +361,8 @@ class FleetReplica:
             self.gate.left(accepted.request.id)
         self.places -= accepted.request.choices
         self.blocks_reserved -= accepted.blocks
+        self.tally.places -= accepted.request.choices
+        self.tally.blocks -= accepted.blocks
         self.releases = None
         accepted.blocks = 0
         accepted.replica_id = None

@@ -18,15 +18,18 @@ PERIOD_NS = 10 * NS_PER_S
 LEVEL_PERIODS = 12
 RISE_NS = 180 * NS_PER_S  # a rise goes on for about so long
 MISSES_MAX = 720
+MISS_PERIODS = 12
 # Of what is expected, while few forecasts were held against what came.
 MARGIN_UNKNOWN = 0.2
 
 
 class Arrivals:
-    """Rates of work by periods, the last one at the end."""
+    """Rates of work by periods: ``level`` is their mean of late, ``rise`` is by how much it is
+    above that of as many periods before them."""
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=2 * LEVEL_PERIODS)
+        self.level = self.rise = self.came = 0.0
 
     @property
     def known(self) -> bool:
@@ -36,51 +39,45 @@ class Arrivals:
     def add(self, rate: float) -> None:
         """A period is over."""
         self._rates.append(rate)
-
-    def mean(self, periods: int, before: int = 0) -> float:
-        """The mean rate of so many periods, which ended so many ``before`` now."""
         rates = list(self._rates)
-        if before:
-            rates = rates[:-before]
-        rates = rates[-periods:]
-        return sum(rates) / len(rates) if rates else 0.0
+        lately, before = rates[-LEVEL_PERIODS:], rates[:-LEVEL_PERIODS]
+        self.level = sum(lately) / len(lately)
+        self.came = sum(rates[-MISS_PERIODS:]) / len(rates[-MISS_PERIODS:])
+        if len(before) == LEVEL_PERIODS:
+            self.rise = max(0.0, self.level - sum(before) / LEVEL_PERIODS)
 
     def expected(self, lead_ns: int) -> float:
         """The rate after ``lead_ns``, with nothing added for risk."""
-        level, earlier = self.mean(LEVEL_PERIODS), self.mean(LEVEL_PERIODS, LEVEL_PERIODS)
-        rise = max(0.0, level - earlier) if len(self._rates) == self._rates.maxlen else 0.0
         damped_ns = RISE_NS * (1.0 - exp(-lead_ns / RISE_NS))
-        return level + rise * damped_ns / (LEVEL_PERIODS * PERIOD_NS)
+        return self.level + self.rise * damped_ns / (LEVEL_PERIODS * PERIOD_NS)
 
 
 class Forecast:
     """The rate of work at one lead, with what experience adds to it."""
 
-    def __init__(self, arrivals: Arrivals, quantile: float) -> None:
+    def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
-        self._quantile = quantile
         self._due: deque[tuple[int, float]] = deque()
         self._misses: deque[float] = deque()
         self._sorted: list[float] = []
 
-    def look(self, lead_ns: int, now_ns: int) -> float:
-        """The rate that is not exceeded after ``lead_ns`` in the share of forecasts; a period has
-        just ended."""
-        came = self._arrivals.mean(LEVEL_PERIODS)
+    def look(self, lead_ns: int, quantile: float, now_ns: int) -> float:
+        """The rate that is not exceeded after ``lead_ns`` in this share of forecasts; a period has
+        just ended. With 0 nothing is forecast: it is the rate of late."""
+        if not quantile:
+            return self._arrivals.level
         while self._due and self._due[0][0] <= now_ns:
-            self._learn(came - self._due.popleft()[1])
-        expected = self._arrivals.expected(lead_ns if self._quantile else 0)
+            self._learn(self._arrivals.came - self._due.popleft()[1])
+        expected = self._arrivals.expected(lead_ns)
         if self._arrivals.known:
             self._due.append((now_ns + lead_ns, expected))
-        return expected + self._margin(expected)
+        return expected + self._margin(quantile, expected)
 
-    def _margin(self, expected: float) -> float:
+    def _margin(self, quantile: float, expected: float) -> float:
         """What is added so that the share of the forecasts holds, at least nothing."""
-        if not self._quantile:
-            return 0.0
         if len(self._sorted) < LEVEL_PERIODS:
             return MARGIN_UNKNOWN * expected
-        return max(0.0, self._sorted[int(self._quantile * (len(self._sorted) - 1))])
+        return max(0.0, self._sorted[int(quantile * (len(self._sorted) - 1))])
 
     def _learn(self, miss: float) -> None:
         if len(self._misses) == MISSES_MAX:

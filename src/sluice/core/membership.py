@@ -68,7 +68,7 @@ def _depart(pool: Pool) -> list[FleetReplica]:
     leaving = [one for one in pool.replicas if one.leaving]
     if any(one.is_serving and not one.leaving for one in pool.replicas):
         for replica in leaving:
-            replica.draining = True
+            replica.let_drain(on=True)
     gone = [one for one in leaving if not one.on_board and not one.is_serving]
     if gone:
         pool.set_replicas(tuple(one for one in pool.replicas if one not in gone))

@@ -24,15 +24,17 @@ def hear(pool: Pool, replica: FleetReplica, news: News, now_ns: int) -> None:
                 replica.serve(news.limits, now_ns)
                 if replica.remote is None:  # of others that time is how long they were away
                     pool.load_ns = now_ns - replica.started_ns
-            pool.know_limits()
         case ReplicaReported():
             if replica.state in (ReplicaState.READY, ReplicaState.DRAINING):
-                replica.reported(news.report, now_ns)
+                before, report = replica.report, news.report
+                if pool.scaler is not None and before is not None:
+                    pool.scaler.preempted(report.preemptions - before.preemptions)
+                replica.reported(report, now_ns)
                 pool.service.reported(news.report)
         case QuotaTold():
             replica.told(news.left, news.request_id, now_ns)
         case ReplicaDraining():
-            replica.draining = news.on
+            replica.let_drain(on=news.on)
         case _:
             assert_never(news)
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from math import fsum
-from operator import attrgetter
 from random import Random
 
 from sluice.core.accepted import Accepted, Order, Rank, Work
@@ -21,6 +20,7 @@ from sluice.core.feasibility import Outlook, Sweep
 from sluice.core.fleet_replica import FleetReplica, ReplicaView
 from sluice.core.lifecycle import ReplicaState
 from sluice.core.limits import PoolLimits
+from sluice.core.lineup import Lineup, Lineups
 from sluice.core.margins import Margin
 from sluice.core.queue import Queue
 from sluice.core.request import TIER_DEFAULT, TIER_MAX, TTFT_NS_DEFAULT, Request, Rung
@@ -40,7 +40,6 @@ RELEASES_NEAR = 8
 RETURNS_AT_ONCE = 2
 # Departures against which the return of refused clients is held.
 DEPARTURES_AHEAD = 16
-_TOKENS_MAX = attrgetter("tokens_max")
 # A tenant counts as active, and tier 0 as in use, for so long after their last request.
 LATELY_NS = 10 * NS_PER_S
 
@@ -104,7 +103,7 @@ class Pool:
     retries: RetryBudget | None = field(init=False)
     resting: list[tuple[int, int, Accepted]] = field(default_factory=list)
     _by_id: dict[str, FleetReplica] = field(init=False)
-    _widest: ReplicaLimits | None = field(init=False)
+    _lineups: Lineups = field(init=False)
     _shares: FairShares = field(default_factory=FairShares)
     _leaving: deque[tuple[int, str]] = field(default_factory=deque)
     _strict_until_ns: int = 0
@@ -119,13 +118,8 @@ class Pool:
 
     def set_replicas(self, replicas: tuple[FleetReplica, ...]) -> None:
         """Have these replicas; only ``core/membership.py`` changes which there are."""
-        self.replicas = replicas
+        self.replicas, self._lineups = replicas, Lineups(replicas)
         self._by_id = {replica.id: replica for replica in replicas}
-        self.know_limits()
-
-    def know_limits(self) -> None:
-        """Note which replica takes the longest request, whenever one got to know its limits."""
-        self._widest = max(self.replicas, key=_TOKENS_MAX).limits
 
     # ------------------------------------------------------------------------------------- facts
 
@@ -133,9 +127,13 @@ class Pool:
         """The replica of this name."""
         return self._by_id[replica_id]
 
+    def lineup(self) -> Lineup:
+        """The replicas by what they do at present."""
+        return self._lineups.now()
+
     def ready(self) -> list[FleetReplica]:
         """The replicas that serve."""
-        return [r for r in self.replicas if r.state is ReplicaState.READY and not r.draining]
+        return self.lineup().serving
 
     def may_serve_soon(self) -> bool:
         """Whether a replica serves or is about to; when one elsewhere comes back nobody knows."""
@@ -164,7 +162,7 @@ class Pool:
 
     def widest(self) -> ReplicaLimits | None:
         """Limits of the replica that takes the longest request; ``None`` before one was ready."""
-        return self._widest
+        return self.lineup().widest
 
     def cached(self, chain: tuple[int, ...]) -> dict[str, int]:
         """Tokens of a prompt that replicas probably have in their prefix caches, where any."""

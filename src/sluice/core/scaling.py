@@ -12,11 +12,11 @@ cannot keep up. Called by ``core/supply.py``, which knows the replicas; docs/sca
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from sluice.core.admission import NS_PER_S
-from sluice.core.forecast import LEVEL_PERIODS, PERIOD_NS, Arrivals, Forecast
+from sluice.core.forecast import PERIOD_NS, Arrivals, Forecast
 from sluice.core.limits import ScaleLimits
 
 # Of the places, and of the KV memory, that are planned with.
@@ -35,6 +35,8 @@ COST_LEARNED = 0.05
 COST_BOUNDS = (0.5, 4.0)
 STARTS_KNOWN = 20
 START_QUANTILE = 0.9
+# After so long without a decision, or after the clock went back, what was seen tells nothing.
+GAP_NS = 60 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,6 @@ class Standing:
     waiting_s: float
     places: float
     kv: float
-    preemptions: int
     stale: bool
 
 
@@ -80,23 +81,17 @@ class Decision:
 
 
 class Times:
-    """How long replicas took until they were ready: the quantile is what is planned with."""
+    """How long replicas took until they were ready; nine of ten are after ``lead_ns``."""
 
     def __init__(self, unknown_ns: int) -> None:
-        self._unknown_ns = unknown_ns
+        self.lead_ns = unknown_ns
         self._times: deque[int] = deque(maxlen=STARTS_KNOWN)
 
     def took(self, duration_ns: int) -> None:
         """One was ready after so long, or had not become it."""
         self._times.append(duration_ns)
-
-    @property
-    def lead_ns(self) -> int:
-        """Time after which nine of ten are ready."""
-        if not self._times:
-            return self._unknown_ns
         times = sorted(self._times)
-        return times[ceil(START_QUANTILE * len(times)) - 1]
+        self.lead_ns = times[ceil(START_QUANTILE * len(times)) - 1]
 
 
 class Scaler:
@@ -117,17 +112,9 @@ class Scaler:
         self.asked_ns: int | None = None
         self.due_ns = 0
         self.leave_ns: int | None = None
-        self._arrivals = Arrivals()
-        self._far = Forecast(self._arrivals, limits.quantile)
-        self._near = Forecast(self._arrivals, limits.quantile)
-        self._asked_s = self._taken_s = 0.0
-        self._asked = self._late = 0
-        self._late_periods = 0
-        self._needs: deque[tuple[int, int]] = deque()
-        self._began_ns: int | None = None
-        self._down_ns = 0
-        self._serving = 0
-        self._preemptions = 0
+        self._serving = self._began_ns = 0
+        self._preempted = False
+        self._begin(0)
 
     # ------------------------------------------------------------------------------------- facts
 
@@ -146,20 +133,25 @@ class Scaler:
         """A request was refused, or given up, for want of replicas."""
         self._late += 1
 
+    def preempted(self, count: int) -> None:
+        """A replica took so many sequences' memory away."""
+        self._preempted |= count > 0
+
     # ---------------------------------------------------------------------------------- decision
 
     def decide(self, now: Standing, now_ns: int) -> Decision:
         """How many there are to be. What was asked since the last time is the last period."""
-        since_ns, self.due_ns = self._began_ns, now_ns + PERIOD_NS
-        if since_ns is None or now_ns < since_ns:
+        passed_ns, self.due_ns = now_ns - self._began_ns, now_ns + PERIOD_NS
+        if not 0 <= passed_ns <= GAP_NS:
+            self._begin(now_ns)
+        elif passed_ns >= PERIOD_NS // 2:
+            self._period_over(now, passed_ns / NS_PER_S)
             self._began_ns = now_ns
-        elif now_ns - since_ns >= PERIOD_NS // 2:
-            self._period_over(now, (now_ns - since_ns) / NS_PER_S)
-            self._began_ns = now_ns
-        far = self._replicas(self._far.look(self.starts.lead_ns + PERIOD_NS, now_ns), now)
+        quantile, leads = self.limits.quantile, (self.starts.lead_ns, self.wakes.lead_ns)
+        far = self._replicas(self._far.look(leads[0] + PERIOD_NS, quantile, now_ns), now)
         near = far
         if self.limits.warm:
-            near = self._replicas(self._near.look(self.wakes.lead_ns + PERIOD_NS, now_ns), now)
+            near = self._replicas(self._near.look(leads[1] + PERIOD_NS, quantile, now_ns), now)
         terms = self._floors(now, now_ns)
         if terms.get("asked") != 0.0:  # else it may be idle
             terms |= {"forecast": near} | self._overrides(now)
@@ -172,10 +164,32 @@ class Scaler:
         loaded = max(number + self.limits.warm, ceil(far - 1e-9) if self.limits.warm else number)
         told = tuple((name, round(value, 3)) for name, value in terms.items())
         most = self.limits.replicas_max
-        peak = max([need for _, need in self._needs])
+        peak = self._needs[0][1]
         inputs = (most, peak if peak > most else None, self.starts.lead_ns, self.wakes.lead_ns)
         self.decision = Decision(number, min(most, loaded), reason, needed, told, *inputs)
         return self.decision
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether it is time for the next decision, or the clock went back."""
+        return not 0 < self.due_ns - now_ns <= PERIOD_NS
+
+    def more(self, reason: str, now: Standing, now_ns: int) -> Decision:
+        """Let as many of the warm serve as work off what waits; a need like any other."""
+        number = self.decision.number + min(now.warm, max(1, ceil(self._backlog(now))))
+        number = min(self.limits.replicas_max, number)
+        self._need(number, now_ns)
+        loaded = max(number, self.decision.loaded)
+        self.decision = replace(self.decision, number=number, loaded=loaded, reason=reason)
+        return self.decision
+
+    def _begin(self, now_ns: int) -> None:
+        """What is asked is seen from now on."""
+        self._arrivals = Arrivals()
+        self._far, self._near = Forecast(self._arrivals), Forecast(self._arrivals)
+        self._asked_s = self._taken_s = 0.0
+        self._asked = self._late = self._late_periods = 0
+        self._needs: deque[tuple[int, int]] = deque()
+        self._began_ns = self._seen_ns = self._down_ns = now_ns
 
     def _period_over(self, now: Standing, period_s: float) -> None:
         self._arrivals.add(self._asked_s / period_s)
@@ -192,9 +206,12 @@ class Scaler:
 
     def _replicas(self, rate: float, now: Standing) -> float:
         """Replicas for work at this rate, and for what waits."""
+        return rate / self.limits.utilisation * self.cost + self._backlog(now)
+
+    def _backlog(self, now: Standing) -> float:
+        """Replicas for what waits, to be gone in time or when more can serve."""
         drain_ns = max(self.limits.drain_ns, self.starts.lead_ns if not now.warm else 0)
-        backlog = now.waiting_s * NS_PER_S / drain_ns
-        return (rate / self.limits.utilisation + backlog) * self.cost
+        return now.waiting_s * NS_PER_S / drain_ns * self.cost
 
     def _floors(self, now: Standing, now_ns: int) -> dict[str, float]:
         limits = self.limits
@@ -219,7 +236,7 @@ class Scaler:
 
     def _overrides(self, now: Standing) -> dict[str, float]:
         """What users feel asks for more at once, unless more is on its way."""
-        preempted, self._preemptions = now.preemptions > self._preemptions, now.preemptions
+        preempted, self._preempted = self._preempted, False
         if now.coming or not now.serving:
             return {}
         more = now.serving + max(1.0, STEP_UP * now.serving)
@@ -235,15 +252,21 @@ class Scaler:
         window_ns = max(WINDOW_NS, 2 * self.starts.lead_ns)
         while self._needs and self._needs[0][0] < now_ns - window_ns:
             self._needs.popleft()
-        self._needs.append((now_ns, needed))
+        self._need(needed, now_ns)
         current = now.serving + now.coming
         nobody = not needed and not now.requests  # for so long that it may be idle
         if needed < current and not nobody:
-            lowest = max([need for _, need in self._needs])
-            unsure = now.stale or now.waiting > 0 or len(self._needs) < LEVEL_PERIODS
+            lowest = self._needs[0][1]
+            unsure = now.stale or now.waiting > 0 or now_ns - self._seen_ns < window_ns
             if unsure or lowest >= current or now_ns - self._down_ns < STEP_DOWN_NS:
                 needed, reason = current, "held"
             else:
                 needed = max(lowest, current - max(1, int(STEP_DOWN * current)))
                 reason, self._down_ns = "surplus", now_ns
         return min(self.limits.replicas_max, needed), reason
+
+    def _need(self, number: int, now_ns: int) -> None:
+        """Keep what was needed; the greatest of what is kept comes first."""
+        while self._needs and self._needs[-1][1] <= number:
+            self._needs.pop()
+        self._needs.append((now_ns, number))

@@ -5,7 +5,7 @@ warm, then cold ones. Less is taken first from what does not serve yet, then fro
 to finish. ``core/scaling.py`` decides the numbers; called by ``core/fleet.py``.
 """
 
-from dataclasses import replace
+from operator import attrgetter
 
 from sluice.core.accepted import Accepted, Work
 from sluice.core.admission import NS_PER_S
@@ -28,61 +28,51 @@ from sluice.core.scaling import Decision, Scaler, Standing
 STALE_NS = 30 * NS_PER_S
 # Who has waited for so long is reason to wake a warm replica before the next decision is due.
 WAKE_NS, WAITED = NS_PER_S, "queue_wait"
+_SEATS, _REPORTED_NS = attrgetter("seats"), attrgetter("reported_ns")
 
 
 def scale(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
     """Decide how many replicas there are to be, and let it happen."""
-    now = standing(pool, now_ns)
     before = scaler.decision
-    decision = scaler.decide(now, now_ns)
+    return _decided(pool, before, scaler.decide(standing(pool, now_ns), now_ns), now_ns)
+
+
+def _decided(pool: Pool, before: Decision, now: Decision, now_ns: int) -> list[FleetEffect]:
+    assert pool.scaler is not None
     effects: list[FleetEffect] = []
-    short = (before.short_of is None) != (decision.short_of is None)
-    if short or decision.number != before.number:
-        effects.append(_told(pool, before, decision))
-    return effects + supply(pool, scaler, now_ns)
-
-
-def _told(pool: Pool, before: Decision, now: Decision) -> Scaled:
-    model, numbers = pool.limits.model, (before.number, now.number)
-    return Scaled(model, *numbers, now.reason, now.terms, now.short_of)
+    short = (before.short_of is None) != (now.short_of is None)
+    if short or now.number != before.number:
+        numbers = (before.number, now.number)
+        effects.append(Scaled(pool.limits.model, *numbers, now.reason, now.terms, now.short_of))
+    return effects + supply(pool, pool.scaler, now_ns)
 
 
 def attend(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
     """Let go who has finished; decide anew where it is time, or where nobody would serve who
     waits."""
     effects = _let_go(pool, scaler) if scaler.leave_ns is not None else []
-    if scaler.due_ns <= now_ns or (pool.queue and scaler.pinned is None and nobody(pool)):
+    if scaler.is_due(now_ns) or (pool.queue and scaler.pinned is None and nobody(pool)):
         effects += scale(pool, scaler, now_ns)
     elif scaler.pinned is None and _awaited(pool, now_ns):
-        effects += _one_more(pool, scaler, now_ns)
+        before, now = scaler.decision, standing(pool, now_ns)
+        effects += _decided(pool, before, scaler.more(WAITED, now, now_ns), now_ns)
     return effects
 
 
 def nobody(pool: Pool) -> bool:
     """Whether no replica serves or is on its way to it, and one could be."""
-    coming = (R.STARTING, R.BACKOFF)
-    if any(r.is_serving or (r.state in coming and not r.warming) for r in pool.replicas):
+    lineup = pool.lineup()
+    if lineup.serving or lineup.coming:
         return False
-    return any(r.warming or r.state in (R.WARM, R.STOPPED, R.DRAINING) for r in pool.replicas)
+    return bool(lineup.warm or lineup.of(R.STOPPED) or lineup.of(R.DRAINING))
 
 
 def _awaited(pool: Pool, now_ns: int) -> bool:
-    """Whether somebody waits for a warm replica, and none is on its way."""
+    """Whether somebody waits for a warm replica, and none is being woken."""
     if not pool.queue or next(iter(pool.queue)).accepted_ns + WAKE_NS > now_ns:
         return False
-    states = [replica.state for replica in pool.replicas]
-    return R.WARM in states and R.STARTING not in states
-
-
-def _one_more(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
-    """Let one more serve until the next decision, which takes nobody away at once."""
-    before = scaler.decision
-    number = min(scaler.limits.replicas_max, before.number + 1)
-    if number <= before.number:
-        return []
-    loaded = max(before.loaded, number)
-    scaler.decision = replace(before, number=number, loaded=loaded, reason=WAITED)
-    return [_told(pool, before, scaler.decision), *supply(pool, scaler, now_ns)]
+    lineup = pool.lineup()
+    return bool(lineup.of(R.WARM)) and not any(replica.woken for replica in lineup.coming)
 
 
 def pin(pool: Pool, number: int | None) -> None:
@@ -120,7 +110,7 @@ def overstayed(pool: Pool, now_ns: int) -> list[Accepted]:
     """Requests on replicas that were to be gone by now."""
     return [
         accepted
-        for replica in pool.replicas
+        for replica in pool.lineup().others
         if replica.leave_by_ns is not None and replica.leave_by_ns <= now_ns
         for accepted in replica.on_board.values()
     ]
@@ -128,32 +118,32 @@ def overstayed(pool: Pool, now_ns: int) -> list[Accepted]:
 
 def standing(pool: Pool, now_ns: int) -> Standing:
     """The replicas as the decision sees them; those that drain or are gone count for nothing."""
-    replicas, queue = pool.replicas, pool.queue
-    states = [r.state for r in replicas]
-    warming = sum([r.warming for r in replicas])
-    widest = pool.widest()
-    serving = [r for r in replicas if r.is_serving]
-    seats = sum([r.seats for r in serving])
-    held = sum([r.places for r in serving])
-    blocks = sum([r.blocks_reserved for r in serving])
+    lineup, queue = pool.lineup(), pool.queue
+    serving, widest = lineup.serving, lineup.widest
+    aside = [r for r in lineup.others if r.places]
+    held = lineup.tally.places - sum([r.places for r in aside])
+    blocks = lineup.tally.blocks - sum([r.blocks_reserved for r in aside])
+    seats = sum(map(_SEATS, serving))
     places, kv = 0.0, 0.0
     if seats:
         places = (held + queue.places) * len(serving) / seats
     if widest is not None:
         kv = blocks / widest.blocks_total
     waiting_s = _work_s(pool, queue.tokens, queue.places * pool.service.mean_output_tokens)
-    stale = [r.id for r in serving if r.places and now_ns - r.reported_ns > STALE_NS]
+    old_ns = now_ns - STALE_NS
+    stale = min(map(_REPORTED_NS, serving), default=now_ns) < old_ns and any(
+        r.places and r.reported_ns < old_ns for r in serving
+    )
     return Standing(
         serving=len(serving),
-        coming=states.count(R.STARTING) + states.count(R.BACKOFF) - warming,
-        warm=states.count(R.WARM) + warming,
+        coming=len(lineup.coming),
+        warm=len(lineup.warm),
         requests=held + queue.places,
         waiting=len(queue),
         waiting_s=waiting_s or 0.0,
         places=places,
         kv=kv,
-        preemptions=sum([r.report.preemptions for r in serving if r.report is not None]),
-        stale=bool(stale) or (waiting_s is None and bool(queue.places + held)),
+        stale=stale or (waiting_s is None and bool(queue.places + held)),
     )
 
 
@@ -167,41 +157,29 @@ def supply(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
 def _let_go(pool: Pool, scaler: Scaler) -> list[FleetEffect]:
     """Those that drained are kept warm where that is wanted, else stopped."""
     decision, effects = scaler.decision, list[FleetEffect]()
-    for replica in [r for r in pool.replicas if r.state is R.DRAINING and not r.on_board]:
-        if len(_warm(pool)) < decision.loaded - decision.number:
+    for replica in [r for r in pool.lineup().of(R.DRAINING) if not r.on_board]:
+        if len(pool.lineup().warm) < decision.loaded - decision.number:
             assert replica.limits is not None
             replica.keep_warm(replica.limits)
             effects.append(WarmReplica(replica.id, decision.reason))
         else:
             replica.rest()
             effects.append(StopReplica(replica.id, decision.reason))
-    leaving = [r.leave_by_ns for r in pool.replicas if r.leave_by_ns is not None]
+    leaving = [r.leave_by_ns for r in pool.lineup().others if r.leave_by_ns is not None]
     scaler.leave_ns = min(leaving, default=None)
     return effects
 
 
-def _warm(pool: Pool) -> list[FleetReplica]:
-    return [r for r in pool.replicas if r.state is R.WARM or r.warming]
-
-
-def _active(pool: Pool) -> list[FleetReplica]:
-    """Those that serve or are on their way to it."""
-    return [
-        r
-        for r in pool.replicas
-        if (r.is_serving or r.state in (R.STARTING, R.BACKOFF)) and not r.warming
-    ]
-
-
 def _more(pool: Pool, decision: Decision, now_ns: int) -> list[FleetEffect]:
-    missing = decision.number - len(_active(pool))
+    lineup = pool.lineup()
+    missing = decision.number - len(lineup.serving) - len(lineup.coming)
     if missing <= 0:
         return []
     sources = (
-        sorted([r for r in pool.replicas if r.state is R.DRAINING], key=_work, reverse=True),
-        [r for r in pool.replicas if r.state is R.WARM],
-        [r for r in pool.replicas if r.warming],
-        [r for r in pool.replicas if r.state is R.STOPPED],
+        sorted(lineup.of(R.DRAINING), key=_work, reverse=True),
+        lineup.of(R.WARM),
+        [r for r in lineup.warm if r.warming],
+        lineup.of(R.STOPPED),
     )
     chosen = [replica for source in sources for replica in source][:missing]
     for replica in chosen:
@@ -209,7 +187,7 @@ def _more(pool: Pool, decision: Decision, now_ns: int) -> list[FleetEffect]:
             replica.move(R.READY)
             replica.leave_by_ns = None
         elif replica.warming:
-            replica.warming = False
+            replica.serve_when_ready()
         else:
             replica.woken, replica.asked_ns = replica.state is R.WARM, now_ns
             replica.start(now_ns)
@@ -217,12 +195,12 @@ def _more(pool: Pool, decision: Decision, now_ns: int) -> list[FleetEffect]:
 
 
 def _fewer(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
-    active, reason = _active(pool), scaler.decision.reason
-    surplus = len(active) - scaler.decision.number
+    lineup, reason = pool.lineup(), scaler.decision.reason
+    surplus = len(lineup.coming) + len(lineup.serving) - scaler.decision.number
     if surplus <= 0:
         return []
     effects: list[FleetEffect] = []
-    order = sorted(active, key=lambda r: (r.is_serving, _work(r)))
+    order = [*lineup.coming, *sorted(lineup.serving, key=_work)]
     for replica in order[:surplus]:
         if replica.is_serving:
             replica.move(R.DRAINING)
@@ -241,12 +219,12 @@ def _work(replica: FleetReplica) -> tuple[int, int, int]:
 
 def _warmed(pool: Pool, decision: Decision, now_ns: int) -> list[FleetEffect]:
     """Keep as many warm as were decided, beside what serves."""
-    warm = _warm(pool)
+    lineup = pool.lineup()
+    warm = lineup.warm
     missing = decision.loaded - decision.number - len(warm)
     effects: list[FleetEffect] = []
-    for replica in [r for r in pool.replicas if r.state is R.STOPPED][: max(0, missing)]:
-        replica.warming, replica.asked_ns = True, now_ns
-        replica.start(now_ns)
+    for replica in lineup.of(R.STOPPED)[:missing] if missing > 0 else []:
+        replica.warm_up(now_ns)
         effects.append(WarmReplica(replica.id, "warm pool"))
     for replica in warm[len(warm) + min(0, missing) :]:
         replica.rest()
