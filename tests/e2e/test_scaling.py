@@ -35,7 +35,6 @@ leave_max = "{leave}"
 
 
 def serve(folder: Path, leave: str = "60s") -> ServerProcess:
-    folder.mkdir(exist_ok=True)
     settings = folder / "sluice.toml"
     settings.write_text(STEADY.format(leave=leave), encoding="utf-8")
     environment = {**dict(psutil.Process().environ()), "ADMIN": "boss"}
@@ -47,7 +46,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     running = serve(tmp_path_factory.mktemp("scaling"))
     try:
         yield running.wait_ready()
-        assert running.stop() == 0, running.output
+        if running.process.poll() is None:
+            assert running.stop() == 0, running.output
     finally:
         running.destroy()
 
@@ -188,19 +188,18 @@ def test_the_commands_of_the_page_look_and_decide(server, tmp_path):
     pin(server, 1)
 
 
-def test_a_gateway_that_is_killed_while_replicas_start_leaves_none_and_begins_anew(tmp_path):
-    first = serve(tmp_path / "first")
-    try:
-        first.wait_ready()
-        pin(first, 3)
-        children = psutil.Process(first.process.pid).children(recursive=True)
-        first.process.kill()
-        first.process.wait()
-        _, alive = psutil.wait_procs(children, timeout=10)
-        assert alive == []
-    finally:
-        first.destroy()
-    second = serve(tmp_path / "second")
+def test_a_gateway_that_is_killed_while_replicas_start_leaves_none_and_begins_anew(
+    server, tmp_path
+):
+    """The last test of the module: the server is gone afterwards."""
+    pin(server, 3)
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    assert len(children) >= 2, "one serves, one is warm"
+    server.process.kill()
+    server.process.wait()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
+    second = serve(tmp_path)
     try:
         second.wait_ready()
         eventually(lambda: sorted(states(second)) == ["ready", "stopped", "warm"])
