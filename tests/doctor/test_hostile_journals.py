@@ -131,3 +131,20 @@ def test_what_is_no_file_in_a_journal_folder_is_told(tmp_path):
     assert len(journal.requests) == 200
     assert len(journal.problems) == 3
     assert len(list(JournalReader(folder).entries())) == 800
+
+
+def test_a_replica_of_impossible_limits_is_not_replayed_and_no_limit_that_fell(tmp_path):
+    ready = [
+        records.ReplicaChanged(at * S, "chat-0", "chat", "ready", "", 1, limit, limit, limit, limit)
+        for at, limit in ((0, -1), (11, -32), (12, 2**60))
+    ]
+    steps = [
+        records.Step(
+            number * 5_000_000, "chat-0", number, 5_000_000, 6_000_000,
+            decode=((f"r{number % 200}", 0),), blocks_free=1, running=1, waiting=1,
+        )
+        for number in range(4000)
+    ]  # fmt: skip
+    found = diagnose(read_journal(written(tmp_path / "j", [*slower(), *ready, *steps])), Wanted())
+    assert found.spike.confirmed
+    assert not found.shares.replayed

@@ -162,3 +162,21 @@ def test_a_journal_without_a_replica_cannot_be_replayed(tmp_path):
     journal.close()
     with pytest.raises(BadWorkload, match="2 requests and 0 replicas"):
         read_recorded(tmp_path)
+
+
+def test_records_that_make_no_sense_are_left_out_and_told(tmp_path):
+    change = msgspec.structs.replace
+    recorded = read(
+        tmp_path,
+        arrived(0), arrived(1), ended(0),
+        change(arrived(2), choices=0),
+        change(arrived(3), prompt_tokens=-5),
+        ended(1, "teleported"),
+        ended(1, tokens=-20),
+        change(READY, replica="m-1", blocks_total=-1),
+        change(READY, replica="m-2", blocks_total=2**60),
+    )  # fmt: skip
+    assert [one.arrived.id for one in recorded.requests] == ["r0", "r1"]
+    assert list(recorded.replicas) == ["m-0"]
+    assert recorded.mean_tokens() == (100, 20)
+    assert "6 records that make no sense were left out" in recorded.problems

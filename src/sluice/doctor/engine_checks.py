@@ -361,7 +361,7 @@ def _fallen(scene: Scene, name: str) -> tuple[int, int] | None:
     before: dict[str, int] = {}
     for change in scene.journal.replicas:
         value: int = getattr(change, name)
-        if not value:
+        if value <= 0:
             continue
         inside = _near(change.t_ns, incident.start_ns, incident.end_ns)
         if inside and value < before.get(change.replica, 0):

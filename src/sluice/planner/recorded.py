@@ -37,6 +37,9 @@ from sluice.workload.asks import Ask, BadWorkload, Part, own_text, shared_text
 
 BLOCK_TOKENS = 32
 ALL = "", ""
+_REASONS = frozenset(EndReason)
+# A simulation has memory for each block.
+_BLOCKS_MAX = 1 << 24
 DEGRADING = {Rung.SHORTEN, Rung.SMALLER}
 
 
@@ -169,6 +172,8 @@ def read_recorded(folder: Path) -> Recorded:
             f"entries of replicas that another version of sluice wrote were left out "
             f"({reading.unread}): common beginnings of prompts are not known from them"
         )
+    if reading.senseless:
+        problems.append(f"{reading.senseless} records that make no sense were left out")
     return Recorded(tuple(requests), replicas, reading.classes, tuple(problems))
 
 
@@ -179,12 +184,15 @@ class _Reading:
         self.requests: dict[str, RecordedRequest] = {}
         self.limits: dict[str, tuple[str, ReplicaLimits]] = {}
         self.classes: dict[str, SloSection] = {}
-        self.unread = 0
+        self.unread = self.senseless = 0
         self._starts: dict[str, ReplicaStart] = {}
         self._loads = StepLoads()
 
     def take(self, record: AnyRecord) -> None:
         """Look at one record."""
+        if not _makes_sense(record):
+            self.senseless += 1
+            return
         self._loads.take(record)
         match record:
             case RequestArrived():
@@ -236,6 +244,22 @@ class _Reading:
             None if start is None else start.cost,
             None if samples is None else speed_of(samples.samples),
         )
+
+
+def _makes_sense(record: AnyRecord) -> bool:
+    """Whether a record tells what can be: another version, or nobody of ours, may have written
+    it."""
+    match record:
+        case RequestArrived():
+            return record.choices > 0 and min(record.prompt_tokens, record.output_tokens_max) >= 0
+        case RequestEnded():
+            counts = (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+            return record.reason in _REASONS and min(counts) >= 0
+        case ReplicaChanged():
+            limits = (record.context_tokens_max, record.block_size, record.sequences_max)
+            return 0 <= record.blocks_total <= _BLOCKS_MAX and min(limits) >= 0
+        case _:
+            return True
 
 
 def _class_of(request: Request) -> SloSection:
