@@ -165,6 +165,8 @@ def shut(pool: Pool, now_ns: int) -> Refusal | None:
     openings = []
     for replica in pool.replicas:
         if replica.is_serving:
+            if replica.gate is None or replica.gate.is_open(now_ns):
+                return None
             opening = replica.opening(now_ns)
             if not isinstance(opening, OpensAt):
                 return None

@@ -67,6 +67,10 @@ class RemoteGate:
             return OpensAt(now_ns + wait_ns, broken=broken_ns > 0)
         return OpenNow(self.window.places(now_ns) if is_closed else places)
 
+    def is_open(self, now_ns: int) -> bool:
+        """Whether some request passes at once, if there is a place for it."""
+        return self.breaker.is_closed and not self.quota.wait_ns(1, now_ns)
+
     def seats(self, held: int, now_ns: int) -> int:
         """Requests that may be there at a time, where ``held`` are; 1 at least."""
         match self.breaker.state(now_ns):
