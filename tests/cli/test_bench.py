@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import trustme
 
+from sluice.cli.bench_report import alike
 from sluice.cli.main import run
 from sluice.loadtest.document import CHUNK_RULE
 from sluice.planner.points import points_of
@@ -69,6 +70,16 @@ def test_one_rate_has_the_fixed_spellings_and_feeds_the_planner(server, capsys, 
     assert run(["bench", "compare", str(out), str(out)]) == 0
     (point,) = points_of(str(out), Lengths(30, 4))
     assert point.step_s == found["tpot_s"]["p50"]
+
+
+def test_errors_of_one_code_are_told_together():
+    error = {"ending": "refused", "status": 429, "count": 2, "with_retry_after": 2}
+    late = [{**error, "reason": f"predicted_late: {wait_s} s"} for wait_s in (2.1, 2.3)]
+    full = {**error, "reason": "queue_full: 67", "count": 9}
+    first, second = alike([*late, full])
+    assert (first["reason"], first["count"]) == ("queue_full: 67", 9)
+    assert (second["reason"], second["count"]) == ("predicted_late: 2.1 s", 4)
+    assert second["with_retry_after"] == 4
 
 
 def test_several_loads_are_trials_of_one_report(server, capsys, tmp_path):

@@ -380,6 +380,8 @@ def test_the_page_has_its_plots_and_loads_nothing(tmp_path, capsys):
     assert page.open == []
     assert page.loads == []
     assert html.count("<svg") == 5
+    latency_ticks = re.findall(r'text-anchor="end"[^>]*>([\d.,]+)<', html.split("<svg")[1])
+    assert max(float(tick.replace(",", "")) for tick in latency_ticks) <= 5.0, "of a target of 1 s"
     assert "<b>mine" not in html
     assert "<b>mine</b>" in page.text
     for words in (

@@ -60,7 +60,7 @@ def rows_of(trial: Json) -> list[tuple[str, str]]:
         missed = "nothing to judge" if share is None else f"{share:.2%} missed it"
         limit = f"{each['missed_share_max']:.3g}"
         found.append((each["objective"], f"{missed}, {float(limit):.2%} may"))
-    found += [(f"failed: {error['ending']}", _error(error)) for error in trial["errors"]]
+    found += [(f"failed: {error['ending']}", _error(error)) for error in alike(trial["errors"])]
     tokens = trial["tokens"]
     if tokens["output"] is not None:
         prompt = tokens["prompt_mean"]
@@ -90,6 +90,17 @@ def rows_of(trial: Json) -> list[tuple[str, str]]:
         found.append(("client", words))
     found += [("limited by", words) for words in trial["limited_by"]]
     return found
+
+
+def alike(errors: Sequence[Json]) -> list[Json]:
+    """Errors of one code together, with the first one's words: each tells other numbers."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for error in errors:
+        key = (error["ending"], error["status"], error["reason"].partition(":")[0])
+        known = found.setdefault(key, {**error, "count": 0, "with_retry_after": 0})
+        known["count"] += error["count"]
+        known["with_retry_after"] += error["with_retry_after"]
+    return sorted(found.values(), key=lambda one: -one["count"])
 
 
 def _error(error: Json) -> str:

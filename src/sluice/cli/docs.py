@@ -191,7 +191,7 @@ def search(
         for one in found:
             text = " ".join(one.text.split())
             more = "…" if len(text) > _SHOWN_CHARS else ""
-            click.echo(f"{one.id}  {one.score:.2f}  {one.title}\n  {text[:_SHOWN_CHARS]}{more}")
+            click.echo(f"{one.id}  {one.score:.3g}  {one.title}\n  {text[:_SHOWN_CHARS]}{more}")
     if not found:
         click.echo("nothing was found", err=True)
         raise click.exceptions.Exit(1)

@@ -17,6 +17,9 @@ from sluice.planner.memory import GIB
 from sluice.planner.names import CannotPlan
 from sluice.planner.plan import Plan
 
+# What is further above its target would flatten all that is near it.
+_SHOWN_TARGETS = 4.0
+
 
 def write_page(
     path: Path, found: Candidates, shown: dict[str, Any], explained: dict[str, dict[str, Any]]
@@ -68,12 +71,24 @@ def _plots(found: Candidates) -> list[str]:
     return [
         lines(
             Axes("Time to first token against load", load, f"TTFT {share}, s"),
-            {"TTFT": [(each.rate_rps, each.ttft_s) for each in curve.moments]},
+            {
+                "TTFT": [
+                    (each.rate_rps, each.ttft_s)
+                    for each in curve.moments
+                    if each.ttft_s <= _SHOWN_TARGETS * targets.engine_ttft_s
+                ]
+            },
             (Mark("y", targets.engine_ttft_s, "target"), at_rate),
         ),
         lines(
             Axes("Time per token against load", load, f"TPOT {share}, ms"),
-            {"TPOT": [(each.rate_rps, 1e3 * each.tpot_s) for each in curve.moments]},
+            {
+                "TPOT": [
+                    (each.rate_rps, 1e3 * each.tpot_s)
+                    for each in curve.moments
+                    if each.tpot_s <= _SHOWN_TARGETS * targets.tpot_s
+                ]
+            },
             (Mark("y", 1e3 * targets.tpot_s, "target"), at_rate),
         ),
         lines(
