@@ -160,7 +160,7 @@ function showClasses(samples) {
     const all = met + missed + refused, goal = objectives[name];
     const kind = !all || goal === undefined ? "" : met / all >= goal ? "good" : "bad";
     const promised = goal === undefined ? "no targets" : `of ${percent(goal)}`;
-    return el("div", { class: `class ${kind}` }, el("b", {}, name), el("em", {}, all ? percent(met / all) : "–"),
+    return el("div", { class: `class ${kind}` }, el("b", {}, name), el("em", {}, all ? percent(Math.floor((1000 * met) / all) / 1000) : "–"),
       ` ${promised} `, el("small", {}, `${number(met)} met, ${number(missed)} missed, ${number(refused)} refused`));
   }));
 }
