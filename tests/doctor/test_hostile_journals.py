@@ -61,7 +61,6 @@ def test_a_frame_of_anything_else_is_left_out_and_told(tmp_path, body):
     journal = read_journal(with_frames(tmp_path / "j", body))
     assert len(journal.requests) == 200
     assert journal.problems
-    assert diagnose(journal, Wanted()).spike.metric
 
 
 def test_numbers_of_64_bits_are_read_as_what_they_are(tmp_path):
@@ -105,14 +104,14 @@ def test_a_replica_that_restarts_all_the_time_costs_no_pass_over_all_steps_each(
         for number in range(20_000)
     ]
     steps = [
-        records.Step(number * 100, "chat-0", number, 1000, 1000, blocks_free=100)
-        for number in range(200_000)
+        records.Step(number * 300, "chat-0", number, 1000, 1000, blocks_free=100)
+        for number in range(60_000)
     ]
     folder = written(tmp_path / "j", [*slower(), *changes, *steps])
     began_s = time.process_time()
     journal = read_journal(folder)
     assert set(journal.steps.kv_blocks[1:]) == {400.0}
-    assert time.process_time() - began_s < 10
+    assert time.process_time() - began_s < 4
 
 
 def test_a_reader_of_whole_frames_stops_at_more_records_than_a_frame_has():
