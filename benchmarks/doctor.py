@@ -2,6 +2,7 @@
 
     python -m benchmarks.doctor                   # the incidents that are reported
     python -m benchmarks.doctor --first 1000 --count 100 --each   # others, one line for each
+    python -m benchmarks.doctor live              # incidents on a server with the embedded engine
     python -m benchmarks.doctor hour FOLDER       # a journal of an hour at 100 requests/s
     python -m benchmarks.doctor speed FOLDER      # time and memory of one diagnosis
 
@@ -10,10 +11,12 @@ from 1000 on, figures are from seeds from 5000 on. A case counts as an incident 
 moved the reported metric by a fifth in the paired run.
 """
 
+import asyncio
 import json
 import multiprocessing
 import resource
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -24,18 +27,13 @@ import click
 import numpy as np
 
 from benchmarks.doctor_baselines import BASELINES
+from benchmarks.doctor_cases import CAUSES, METRICS, Case, cases
 from benchmarks.doctor_hour import write_hour
-from benchmarks.doctor_incidents import (
-    CAUSES,
-    METRICS,
-    Case,
-    cases,
-    is_potent,
-    make,
-    shares,
-)
-from sluice.doctor.columns import read_journal
+from benchmarks.doctor_incidents import is_potent, make, shares
+from benchmarks.doctor_live import INCIDENTS, Place, played
+from benchmarks.doctor_live_report import diagnosed, print_live, write_plots
 from sluice.doctor.diagnosis import Verdict, Wanted, diagnose
+from sluice.doctor.reading import read_journal
 from sluice.doctor.windows import Window
 
 # A true share that is worth naming.
@@ -213,6 +211,41 @@ def _line(one: Judged) -> None:
         f"misfit {one.misfit if one.misfit is None else round(one.misfit, 2)} {one.baselines}",
         flush=True,
     )
+
+
+@main.command()
+@click.option("--seconds", type=float, default=22.0, show_default=True, help="Of each window.")
+@click.option("--only", multiple=True, help="Incidents to play.", metavar="NAME")
+@click.option("--model", default="smollm2-135m-instruct", show_default=True, help="Its source.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Keep the journal here.")
+@click.option(
+    "--plots", type=click.Path(path_type=Path), help="Draw the first of the incidents there."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def live(*, only: tuple[str, ...], as_json: bool, folder: Path | None, **asked: Any) -> None:
+    """Play incidents on a real server and diagnose them; about a minute for each."""
+    incidents = tuple(each for each in INCIDENTS if not only or each.name in only)
+    if not incidents:
+        names = ", ".join(each.name for each in INCIDENTS)
+        raise click.UsageError(f"--only must be one of {names}")
+    with tempfile.TemporaryDirectory() as spare:
+        place = Place(folder or Path(spare), asked["model"], asked["seconds"])
+        place.folder.mkdir(parents=True, exist_ok=True)
+        began_s = time.monotonic()
+
+        def told(what: str) -> None:
+            print(f"{time.monotonic() - began_s:6.0f} s  {what}", file=sys.stderr, flush=True)
+
+        plays, healthy = asyncio.run(played(place, incidents, told))
+        told("diagnosing")
+        document = diagnosed(place.journal, plays, healthy)
+        if asked["plots"] is not None:
+            write_plots(place.journal, asked["plots"], plays[0])
+    document |= {"rate_rps": place.rate_rps, "wall_s": time.monotonic() - began_s}
+    if as_json:
+        print(json.dumps(document))
+    else:
+        print_live(document)
 
 
 @main.command()

@@ -228,10 +228,11 @@ enabled = false
 
 
 class Service:
-    """A retriever on loopback that takes lognormal time, or none where ``quick``."""
+    """A retriever on loopback that takes lognormal time, or ``delay_s``; none where ``quick``."""
 
-    def __init__(self) -> None:
+    def __init__(self, delay_s: Callable[[], float] | None = None) -> None:
         self.chance, self.quick = Random(SEED), False
+        self._delay_s = delay_s or (lambda: drawn_s(self.chance))
         self.own_s: list[float] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -245,7 +246,7 @@ class Service:
                 )
                 await reader.readexactly(length)
                 if not self.quick:
-                    await asyncio.sleep(drawn_s(self.chance))
+                    await asyncio.sleep(self._delay_s())
                 found = [
                     {"text": one.text, "document": one.document, "number": one.number}
                     for one in passages_for(self.chance)

@@ -12,10 +12,12 @@ import pytest
 from sluice.cluster import timings
 from sluice.core.errors import ModelNotFound, Overloaded, RequestError
 from sluice.core.events import Dispatch
+from sluice.executors.stream import Gauges
 from sluice.runtime.generation import Refused
 from sluice.telemetry.journal import Clocks, JournalLimits, JournalWriter
 from sluice.telemetry.records import (
     Deployment,
+    EngineSampled,
     RequestArrived,
     RequestDispatched,
     RequestRefused,
@@ -219,3 +221,21 @@ def test_predicted_and_actual_wait_are_measured_of_the_same_requests(tmp_path):
         in_virtual_time(lambda: work(journal))
         first, *_ = recorded(journal, RequestDispatched)
     assert (first.predicted_wait_ns, first.waited_ns) == (3_000_000_000, 2_000_000_000)
+
+
+def test_of_what_an_engine_tells_of_its_load_a_part_is_recorded(tmp_path):
+    async def work(journal: JournalWriter) -> None:
+        rig = Rig(journal=journal)
+        for second in range(6):
+            gauges = Gauges(waiting=second, running=1, kv_use=None, counters={"queue_s": 0.5})
+            rig.observer.sampled("big-0", "big", gauges)
+            rig.observer.sampled("big-1", "big", gauges)
+            await asyncio.sleep(1.0)
+
+    with journal_in(tmp_path, record_text=False) as journal:
+        in_virtual_time(lambda: work(journal))
+        told = [one for one in recorded(journal, EngineSampled) if one.replica == "big-0"]
+        both = recorded(journal, EngineSampled)
+    assert [one.waiting for one in told] == [0, 2, 4]
+    assert len(both) == 6
+    assert (told[0].model, told[0].kv_use, told[0].counters) == ("big", None, {"queue_s": 0.5})

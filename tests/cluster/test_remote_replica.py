@@ -47,6 +47,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
+        self.sampled_by: list[tuple[str, Gauges]] = []
         self.replica: Any = None
 
     def received(self, _replica_id: str, messages: Any) -> None:
@@ -57,6 +58,9 @@ class Heard:
         self.replica.start()
 
     def probed(self, _replica_id: str) -> None: ...
+
+    def sampled(self, replica_id: str, gauges: Gauges) -> None:
+        self.sampled_by.append((replica_id, gauges))
 
     @property
     def kinds(self) -> list[str]:
@@ -88,6 +92,7 @@ def test_a_healthy_engine_is_ready_once_and_reports_with_each_probe():
         report = load.report
         assert (report.waiting, report.running, report.preemptions) == (2, 5, 3)
         assert report.blocks_free / report.blocks_total == 0.75
+        assert heard.sampled_by == [("big-0", GAUGES)] * 3
 
     in_virtual_time(check)
 

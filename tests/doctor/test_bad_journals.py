@@ -2,8 +2,9 @@
 
 import pytest
 
-from sluice.doctor.columns import NoRequests, read_journal
+from sluice.doctor.columns import NoRequests
 from sluice.doctor.diagnosis import Verdict, Wanted, diagnose
+from sluice.doctor.reading import read_journal
 from sluice.doctor.windows import BadWindow, Window, parse_window, whole
 from tests.doctor.journals import S, refused, request, written
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from sluice.cli.main import run
-from sluice.doctor.columns import read_journal
 from sluice.doctor.diagnosis import Wanted, diagnose
+from sluice.doctor.reading import read_journal
 from sluice.telemetry import records
 from sluice.telemetry.journal import JournalReader
 from sluice.telemetry.segments import FRAME_RECORDS_MAX, FrameEncoder, SegmentHeader, SegmentReader

@@ -70,6 +70,18 @@ def test_the_fullest_rank_counts_for_kv():
     assert read_gauges(VLLM, text).kv_use == 0.9
 
 
+def test_seconds_in_each_stage_are_read_as_sum_and_count():
+    text = (
+        'vllm:request_queue_time_seconds_bucket{le="0.3"} 7\n'
+        'vllm:request_queue_time_seconds_sum{engine="0"} 1.5\n'
+        'vllm:request_queue_time_seconds_sum{engine="1"} 2.5\n'
+        'vllm:request_queue_time_seconds_count{engine="0"} 8\n'
+        "vllm:request_decode_time_seconds_sum 9\n"
+    )
+    counters = read_gauges(VLLM, text).counters
+    assert counters == {"queue_s": 4.0, "queue_count": 8.0, "decode_s": 9.0}
+
+
 def metrics_route(script):
     return lambda received: script if received.path == "/metrics" else whole(b"{}")
 

@@ -45,7 +45,7 @@ def page(found: Diagnosis, journal: Journal) -> str:
         ),
         *(f"<p>Note: {escape(problem)}</p>" for problem in found.problems),
         '<div class="plots">',
-        *(f"<figure>{plot}</figure>" for plot in _plots(found, journal)),
+        *(f"<figure>{plot}</figure>" for plot in plots(found, journal)),
         "</div>",
     ]
     if causes:
@@ -56,18 +56,19 @@ def page(found: Diagnosis, journal: Journal) -> str:
     return page_of(headline(found), parts)
 
 
-def _plots(found: Diagnosis, journal: Journal) -> list[str]:
-    plots = [_over_time(found, journal)]
+def plots(found: Diagnosis, journal: Journal) -> list[str]:
+    """Drawings as SVG: the latency over time, and where the excess is and would go."""
+    drawn = [_over_time(found, journal)]
     if found.excess is not None:
         phases = {
             name: 1e3 * value
             for name, value in found.excess.phases.items()
             if value >= EXCESS_S_MIN
         }
-        plots.append(bars("Mean excess of the slowest", {"excess": phases}, "ms"))
+        drawn.append(bars("Mean excess of the slowest", {"excess": phases}, "ms"))
     if found.held is not None:
         shares = {name: 100 * share for name, share in found.held.shares.items()}
-        plots.append(bars("What replicas did while they waited", {"time": shares}, "%"))
+        drawn.append(bars("What replicas did while they waited", {"time": shares}, "%"))
     told = (Verdict.CONFIRMED, Verdict.LIKELY, Verdict.POSSIBLE)
     rows = {
         each.name: {"share of the change": 100 * max(0.0, each.share.share)}
@@ -75,8 +76,8 @@ def _plots(found: Diagnosis, journal: Journal) -> list[str]:
         if each.share is not None and each.verdict in told
     }
     if rows:
-        plots.append(bars("What would go without each cause", rows, "%"))
-    return plots
+        drawn.append(bars("What would go without each cause", rows, "%"))
+    return drawn
 
 
 def _over_time(found: Diagnosis, journal: Journal) -> str:

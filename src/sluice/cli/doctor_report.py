@@ -46,6 +46,10 @@ def document(found: Diagnosis) -> dict[str, Any]:
             "requests": found.excess.requests,
         },
         "held_by": None if found.held is None else found.held.shares,
+        "engine_stages": {
+            name: {"before_s": told.before_s, "after_s": told.after_s}
+            for name, told in found.stages.items()
+        },
         "replay": {"requests": found.shares.replayed, "misfit": found.shares.misfit},
         "causes": [_cause(each) for each in found.causes],
         "missing": list(found.missing),
@@ -193,6 +197,12 @@ def _print_phases(found: Diagnosis, console: Console) -> None:
     if held is not None:
         parts = (f"{name} {share:.0%}" for name, share in held.shares.items() if share >= 0.005)
         console.print(Text(f"while they waited their replicas did: {', '.join(parts)}"))
+    if found.stages:
+        told = (
+            f"{name} {_seconds(each.before_s)} → {_seconds(each.after_s)}"
+            for name, each in found.stages.items()
+        )
+        console.print(Text(f"engines elsewhere tell, per request: {', '.join(told)}"))
 
 
 def _print_cause(judged: Judged, console: Console) -> None:

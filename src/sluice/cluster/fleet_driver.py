@@ -58,7 +58,7 @@ from sluice.core.pools import PoolView
 from sluice.core.quota import QuotaLeft
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.core.tenants import Allowance
-from sluice.executors.stream import UpstreamError
+from sluice.executors.stream import Gauges, UpstreamError
 from sluice.runtime.generation import Call, Fault, Readiness
 from sluice.runtime.messages import (
     Cancel,
@@ -360,6 +360,11 @@ class FleetDriver:
     def probed(self, replica_id: str) -> None:  # noqa: ARG002
         """A remote replica was looked at."""
         self._changed.set()
+
+    def sampled(self, replica_id: str, gauges: Gauges) -> None:
+        """A remote replica told its load, for the journal."""
+        if replica_id in self._members:
+            self._observer.sampled(replica_id, self._model_of[replica_id], gauges)
 
     # ------------------------------------------------------------------------------------- fleet
 

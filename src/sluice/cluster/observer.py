@@ -26,6 +26,7 @@ from sluice.core.events import (
 from sluice.core.model_routes import Choice, RouteView
 from sluice.core.pools import PoolView
 from sluice.core.request import COMPLETE, EndReason, Request, Rung
+from sluice.executors.stream import Gauges
 from sluice.runtime import messages
 from sluice.runtime.generation import Call, Delta, Fault, RawPrompt, Refused, Retrieval
 from sluice.telemetry import records
@@ -40,6 +41,8 @@ _log = logging.getLogger(__name__)
 # Records of requests refused before they became a call, in each window.
 _EARLY_RECORDS_MAX = 20
 _EARLY_WINDOW_NS = 1_000_000_000
+# Between two records of what one engine elsewhere tells of its load.
+_SAMPLE_NS = 2_000_000_000
 
 
 class Observer:
@@ -64,6 +67,7 @@ class Observer:
         self._timings: dict[str, CallTiming] = {}
         self._incarnations: dict[str, int] = {}
         self._short: set[str] = set()  # models that need more replicas than they may have
+        self._sampled_ns: dict[str, int] = {}
         self._early_since_ns = clock()
         self._early_count = 0
 
@@ -308,21 +312,21 @@ class Observer:
         """So many tokens of one choice of the call go out."""
         timing = self._timings[request.id]
         now_ns = self._clock()
-        if timing.first_ns is None:
+        before_ns = timing.choice_ns.get(choice)
+        if before_ns is not None:
+            timing.stream.chunk((now_ns - before_ns) * 1e-9, tokens)
+        elif timing.first_ns is None:
             ttft_ns = now_ns - request.arrived_ns
             timing.first_ns = now_ns
             timing.first_tokens = tokens
             timing.stream.first_token(ttft_ns / 1e9, tokens)
             self._write(records.FirstToken(now_ns, request.id, ttft_ns))
-            timing.counted = tokens
             if timing.cold_ns is not None:
                 taken_ns = now_ns - timing.cold_ns
                 self.starts.first_token(timing.replica, taken_ns)
                 self._stage(timing.replica, timing.model, Stage.FIRST_TOKEN, taken_ns)
-        before_ns = timing.choice_ns.get(choice)
-        if before_ns is not None:
-            timing.stream.chunk((now_ns - before_ns) / 1e9, tokens)
-            timing.counted += tokens
+        else:
+            timing.uncounted += tokens
         timing.choice_ns[choice] = timing.last_ns = now_ns
         timing.tokens += tokens
 
@@ -342,7 +346,7 @@ class Observer:
         timing = self._timings.pop(request.id)
         tpot_ns = timing.tpot_ns(request.choices)
         tpot_s = None if tpot_ns is None else tpot_ns / 1e9
-        finish = Finish(ended.reason, ended.usage, ended.phases, tpot_s, timing.counted)
+        finish = Finish(ended.reason, ended.usage, ended.phases, tpot_s, timing.counted_tokens)
         self._metrics.ended(timing.model, finish, slo_class=timing.slo_class)
         self._metrics.engine_told(timing.model, ended.engine_ttft_ns, estimated=ended.is_estimated)
         outcome: Outcome | None = None
@@ -476,6 +480,24 @@ class Observer:
         """A replica told its load."""
         incarnation = self._incarnations.get(replica_id, 0)
         self._metrics.replica_report(replica_id, model, report, incarnation)
+
+    def sampled(self, replica_id: str, model: str, gauges: Gauges) -> None:
+        """An engine that runs elsewhere told its load; of many looks some are recorded."""
+        now_ns = self._clock()
+        if now_ns - self._sampled_ns.get(replica_id, now_ns - _SAMPLE_NS) < _SAMPLE_NS:
+            return
+        self._sampled_ns[replica_id] = now_ns
+        self._write(
+            records.EngineSampled(
+                now_ns,
+                replica_id,
+                model,
+                gauges.waiting,
+                gauges.running,
+                gauges.kv_use,
+                dict(gauges.counters),
+            )
+        )
 
     def deployed(self, what: str) -> None:
         """The deployment started, or began to drain."""

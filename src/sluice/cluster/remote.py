@@ -91,6 +91,10 @@ class RemoteListener(Protocol):
         """A probe is over, whatever it found."""
         ...
 
+    def sampled(self, replica_id: str, gauges: Gauges) -> None:
+        """An engine told its load."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteTerms:
@@ -199,6 +203,8 @@ class RemoteReplica:
             if self._started_ns is not None and (self._rest is None or self._rest.is_settled):
                 await self._became_ready(self._started_ns)
             self._has_gauges = self._has_gauges or probe.gauges is not None
+            if probe.gauges is not None:
+                self._listener.sampled(self.replica_id, probe.gauges)
             # An engine may have none, or not show them. Where it had some, their age is told.
             if self._serves and (probe.gauges or not self._has_gauges):
                 report = _report(probe.gauges, len(self._attempts), self._blocks)

@@ -43,7 +43,8 @@ class CallTiming:
     """Times of one call's text. TPOT is over the whole call: it is undefined for one chunk.
 
     ``arrived_ns`` is when the call came to the fleet, for its model or for a smaller one;
-    ``stream`` is where its chunks are counted;
+    ``stream`` is where its chunks are counted, but for ``uncounted`` tokens, those of the first
+    chunks of further choices;
     ``whole`` says that a remote engine answers in one piece, so that nobody sees a first token.
     ``cold_ns`` is when it was given to a replica as its first since that was loaded.
     ``handed_over_by`` is the model that did not take it, until a replica of the other one does, and
@@ -62,11 +63,16 @@ class CallTiming:
     last_ns: int = 0
     first_tokens: int = 0
     tokens: int = 0
-    counted: int = 0
+    uncounted: int = 0
     choice_ns: dict[int, int] = field(default_factory=dict)
     texts: CallTexts | None = None
     whole: bool = False
     cold_ns: int | None = None
+
+    @property
+    def counted_tokens(self) -> int:
+        """Tokens that its ``stream`` was told of."""
+        return self.tokens - self.uncounted
 
     def tpot_ns(self, choices: int) -> int | None:
         """(last - first) / (N - tokens in the first chunk), per choice; ``None`` if undefined."""

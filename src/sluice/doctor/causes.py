@@ -6,7 +6,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sluice.doctor import engine_checks, outside_checks, traffic_checks
+from sluice.doctor import engine_checks, outside_checks, remote_checks, traffic_checks
 from sluice.doctor.scene import Finding, Scene
 
 
@@ -42,6 +42,9 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "engine_slowdown": Cause(
         "the engine is slower at the same work", _ENGINE, engine_checks.engine_slowdown
+    ),
+    "engine_queue": Cause(
+        "requests wait inside an engine elsewhere", _ENGINE, remote_checks.engine_queue
     ),
     "host_cpu": Cause(
         "the host leaves replicas no processor time",

@@ -5,7 +5,7 @@ a module of its own.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from sluice.doctor.causes import CAUSES, Cause
 from sluice.doctor.columns import Journal
 from sluice.doctor.courses import course_of
+from sluice.doctor.engines import Engines, Told
 from sluice.doctor.phases import Excess, Held, excess_of, held_by
 from sluice.doctor.scene import Finding, Scene
 from sluice.doctor.shares import NONE, Share, Shares, shares_of
@@ -52,7 +53,10 @@ class Judged:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Diagnosis:
-    """All that was found. ``missing`` are signals without which some causes cannot be judged."""
+    """All that was found. ``missing`` are signals without which some causes cannot be judged.
+
+    ``stages`` are mean times inside engines elsewhere, as these tell them.
+    """
 
     windows: Windows
     spike: Spike
@@ -65,6 +69,7 @@ class Diagnosis:
     examples: tuple[str, ...]
     missing: tuple[str, ...]
     problems: tuple[str, ...]
+    stages: Mapping[str, Told] = field(default_factory=dict)
 
     @property
     def found(self) -> tuple[Judged, ...]:
@@ -117,6 +122,7 @@ def diagnose(journal: Journal, wanted: Wanted) -> Diagnosis:
     return Diagnosis(
         windows, spike, spikes, tuple(causes), excess, held_by(scene), shares,
         (refused[0], refused[1]), _examples(scene), missing, _problems(journal),
+        Engines(scene).stages(),
     )  # fmt: skip
 
 

@@ -5,13 +5,25 @@ from dataclasses import replace
 import numpy as np
 
 from sluice.core.roster import BatchingLimits
+from sluice.doctor import remote_checks
 from sluice.doctor.columns import Floats, Mask
-from sluice.doctor.scene import Finding, Moved, Scene, absent, moved, unknown
+from sluice.doctor.scene import (
+    SLOWER_MIN,
+    Finding,
+    Moved,
+    Scene,
+    absent,
+    increase,
+    moved,
+    times,
+    unknown,
+)
 from sluice.doctor.traffic_checks import deployments
 from sluice.doctor.world import ReplicaWorld, World, predicted, step_features
 
-SLOWER_MIN = 0.06
 PAUSE_MIN = 0.05
+# What the share of time in which threads wait for processors grows by where others take them.
+STARVED_MIN = 0.15
 _NO_STEPS = "steps of replicas: only engines that sluice runs record them"
 # Share of the KV pool at which it is full, and at which a further request may not fit.
 _FULL, _SHORT = 0.92, 0.6
@@ -22,116 +34,69 @@ _CROWDED_MIN = 1.2
 def engine_slowdown(scene: Scene) -> Finding:
     """Steps take longer than before at the same work; of a remote engine, its answers."""
     if not scene.has_steps:
-        return _remote_slowdown(scene)
-    ratio = _ratio(scene)
-    names = scene.requests.of["replica"]
-    found: list[tuple[int, float]] = []
-    told = []
-    for number in np.unique(scene.steps.replica):
-        mine = scene.steps.replica == number
-        change = _matched(scene, ratio, mine)
-        if change is None:
-            continue
-        if change.rose_by(SLOWER_MIN):
-            found.append((int(number), change.ratio))
-            told.append(f"{names[number]} {change.ratio:.2f}×")
+        return remote_checks.slowdown(scene)
+    factors = _slower(scene)
     replicas = len(np.unique(scene.steps.replica))
-    if not found:
+    if not factors:
         return absent(*("steps are as fast as before at the same work",))
-    if len(found) == replicas:
+    if len(factors) == replicas:
         where = "on all replicas"
     else:
-        where = f"on {len(found)} of {replicas} replicas, not on the others"
-    factors = {names[number]: factor for number, factor in found}
+        where = f"on {len(factors)} of {replicas} replicas, not on the others"
+    told = ", ".join(f"{name} {factor:.2f}×" for name, factor in factors.items())
+    starved = _is_starved(_waits(scene))
     return Finding(
-        (f"steps take longer at the same work, {where}: {', '.join(told)}",),
+        (f"steps take longer at the same work, {where}: {told}",),
+        ("their threads wait for processors, which slows them",) if starved else (),
         remove=lambda world: _at_speed(scene, world, factors),
+        downstream=starved,
         next_look="clocks, temperature and power of the device; other programs on it",
     )
 
 
-def _remote_slowdown(scene: Scene) -> Finding:
-    """A remote engine: first token and tokens after it take longer on first attempts."""
-    requests = scene.requests
-    first = (requests["full"] == 0) & (requests["faults"] == 0)
-    prefill = scene.moved(requests["prefill_ns"] / 1e9, first)
-    tpot = scene.moved(requests["tpot_ns"] / 1e9, first)
-    if not (prefill.rose_by(2 * SLOWER_MIN) or tpot.rose_by(2 * SLOWER_MIN)):
-        return absent(*("the engine answers as fast as before",))
-    span_s = np.zeros(len(requests))
-    after = scene.after[first[scene.after]]
-    spans = {"ttft": ("prefill_ns",), "e2e": ("prefill_ns", "decode_ns"), "tpot": ()}
-    for column in spans[scene.spike.metric]:
-        span_s[after] += beyond(scene, requests[column] / 1e9, first)[after]
-    if scene.spike.metric == "tpot":
-        span_s[after] = beyond(scene, requests["tpot_ns"] / 1e9, first)[after]
-    prompt = scene.moved(requests["prompt"], requests["prompt"] > 0)
-    return Finding(
-        (
-            (
-                f"the engine takes longer at first attempts: to the first token {_times(prefill)}, "
-                f"per token {_times(tpot)}"
-            ),
-        ),
-        span_s=span_s,
-        controls=(("prompts did not grow", not prompt.rose_by(0.15)),),
-        series=requests["prefill_ns"],
-        next_look="the vendor's status page and the engine's own queue time",
-    )
-
-
 def host_cpu(scene: Scene) -> Finding:
-    """Replicas with work pause between steps: their host has no time for them."""
+    """The host has no processor time for replicas: they pause between steps, or threads wait."""
     if not scene.has_steps:
         return unknown(_NO_STEPS)
-    steps = scene.steps
-    usual = np.median(steps.measured_ns[steps.measured_ns > 0])
-    pause = np.minimum(steps.pause_ns, 20 * usual) / np.maximum(steps.measured_ns, 1.0)
-    change = scene.steps_moved(pause)
-    read = scene.moved(
+    change, waits = _pauses_moved(scene), _waits(scene)
+    paused = change.rose and change.after - change.before >= PAUSE_MIN
+    starved = _is_starved(waits)
+    waited = "" if waits is None else f"; threads waited {waits[1]:.0%} of their time"
+    if not paused and not starved:
+        return absent(f"replicas pause as before: {change.after:.1%} of a step's time{waited}")
+    evidence = [
         (
-            scene.requests["seen_ns"]
-            - scene.requests["arrived_ns"]
-            - np.nan_to_num(scene.requests["retrieval_ns"])
+            f"between steps replicas with work computed nothing for {change.before:.1%} of a "
+            f"step's time before, {change.after:.1%} then"
         )
-        / 1e9
-    )
-    if not change.rose or change.after - change.before < PAUSE_MIN:
-        return absent(*(f"replicas pause as before: {change.after:.1%} of a step's time",))
+    ]
+    if waits is not None:
+        evidence.insert(
+            0,
+            f"of the time that threads of replicas could have computed they waited "
+            f"for a processor for {waits[0]:.0%} before, {waits[1]:.0%} then",
+        )
+    factors = _slower(scene) if starved else {}
+
+    def remove(world: World) -> World:
+        return _at_speed(scene, _without_pauses(scene, world), factors)
+
     return Finding(
-        (
-            (
-                f"between steps replicas with work computed nothing for {change.before:.1%} of a "
-                f"step's time before, {change.after:.1%} then"
-            ),
-            f"reading and tokenising: {_times(read)}",
-        ),
-        remove=lambda world: _without_pauses(scene, world),
+        (*evidence, f"reading and tokenising: {times(_reading(scene))}"),
+        remove=remove,
         next_look="load, steal and throttling of the host: top, /proc/pressure/cpu, cpu.max",
     )
 
 
 def cold_start(scene: Scene) -> Finding:
     """A replica was not there: lost, restarting or still loading."""
-    incident = scene.windows.incident
-    lost = [
-        change
-        for change in scene.journal.replicas
-        if change.state == "lost" and _near(change.t_ns, incident.start_ns, incident.end_ns)
+    incident, late = scene.windows.incident, _first_ready(scene)
+    absences = _absences(scene)
+    away_s = sum(end_ns - start_ns for _, start_ns, end_ns in absences) / 1e9
+    names = [
+        f"{name} was away for {(end_ns - start_ns) / 1e9:.1f} s"
+        for name, start_ns, end_ns in absences
     ]
-    late = _first_ready(scene)
-    away_s, names = 0.0, []
-    for change in lost:
-        back = [
-            other.t_ns
-            for other in scene.journal.replicas
-            if other.replica == change.replica
-            and other.state == "ready"
-            and other.t_ns >= change.t_ns
-        ]
-        end_ns = min([*back, incident.end_ns])
-        away_s += (end_ns - change.t_ns) / 1e9
-        names.append(f"{change.replica} was away for {(end_ns - change.t_ns) / 1e9:.1f} s")
     replicas = max(1, len({change.replica for change in scene.journal.replicas}))
     if not scene.journal.replicas:
         return unknown("states of replicas")
@@ -149,7 +114,7 @@ def cold_start(scene: Scene) -> Finding:
 def preemption(scene: Scene) -> Finding:
     """KV memory is full: requests wait for it or are preempted and computed again."""
     if not scene.has_steps:
-        return unknown(_NO_STEPS)
+        return remote_checks.preemption(scene)
     steps = scene.steps
     most = max((change.sequences_max for change in scene.journal.replicas), default=0)
     # Requests wait though there are places: what they would need at their peak does not fit.
@@ -201,16 +166,21 @@ def imbalance(scene: Scene) -> Finding:
     numbers = np.unique(scene.steps.replica)
     if len(numbers) < 2:
         return absent(*("there is one replica",))
-    shares = [_busy(scene, mask) for mask in (scene.steps_before, scene.steps_after)]
+    after = scene.steps_after
+    for _, start_ns, end_ns in _absences(scene):  # others do its work then, as they are to
+        after = after & ((scene.steps.end_ns < start_ns) | (scene.steps.end_ns >= end_ns))
+    if after.sum() < max(_MATCHED_MIN, 0.2 * scene.steps_after.sum()):
+        return absent("a replica was away for most of the time; the others did its work")
+    shares = [_busy(scene, mask) for mask in (scene.steps_before, after)]
     spread = [float(each.max() / max(1e-9, each.mean())) for each in shares]
     names = scene.requests.of["replica"]
     top = int(numbers[int(np.argmax(shares[1]))])
     queue = scene.steps.running + scene.steps.waiting
     least = int(numbers[int(np.argmin(shares[1]))])
     loads = [
-        float(queue[scene.steps_after & (scene.steps.replica == number)].mean())
+        float(queue[after & (scene.steps.replica == number)].mean())
         for number in (top, least)
-        if np.any(scene.steps_after & (scene.steps.replica == number))
+        if np.any(after & (scene.steps.replica == number))
     ]
     # A slow replica gets less work and still has more on board: that is no fault of who spreads it.
     crowded = len(loads) == 2 and loads[0] > _CROWDED_MIN * loads[1]
@@ -309,6 +279,55 @@ def _limited(limits: BatchingLimits, name: str, wanted: int) -> BatchingLimits:
 # ------------------------------------------------------------------------------------ the numbers
 
 
+def _slower(scene: Scene) -> dict[str, float]:
+    """How many times longer steps take at the same work, by replica; those that do alone."""
+    ratio, names = _ratio(scene), scene.requests.of["replica"]
+    found = {}
+    for number in np.unique(scene.steps.replica):
+        change = _matched(scene, ratio, scene.steps.replica == number)
+        if change is not None and change.rose_by(SLOWER_MIN):
+            found[names[number]] = change.ratio
+    return found
+
+
+def _pauses_moved(scene: Scene) -> Moved:
+    """Time between steps as a share of a step."""
+    steps = scene.steps
+    usual = np.median(steps.measured_ns[steps.measured_ns > 0])
+    pause = np.minimum(steps.pause_ns, 20 * usual) / np.maximum(steps.measured_ns, 1.0)
+    return scene.steps_moved(pause)
+
+
+def _reading(scene: Scene) -> Moved:
+    """Seconds from a request's first byte until it was tokenised, beside retrieval."""
+    requests = scene.requests
+    seconds = requests["seen_ns"] - requests["arrived_ns"]
+    return scene.moved((seconds - np.nan_to_num(requests["retrieval_ns"])) / 1e9)
+
+
+def _waits(scene: Scene) -> tuple[float, float] | None:
+    """The share of the time in which threads of replicas were ready and had no processor."""
+    found = []
+    for window in (scene.windows.baseline, scene.windows.incident):
+        inside = [each for each in scene.journal.hosts
+                  if window.start_ns <= each.t_ns < window.end_ns]  # fmt: skip
+        grown = np.zeros(2)
+        for name in {each.replica: None for each in inside}:
+            mine = [each for each in inside if each.replica == name]
+            grown += [
+                increase(np.array([each.used_ns for each in mine], dtype=float)),
+                increase(np.array([each.waited_ns for each in mine], dtype=float)),
+            ]
+        if grown.sum() <= 0:
+            return None
+        found.append(float(grown[1] / grown.sum()))
+    return found[0], found[1]
+
+
+def _is_starved(waits: tuple[float, float] | None) -> bool:
+    return waits is not None and waits[1] - waits[0] >= STARVED_MIN
+
+
 def _ratio(scene: Scene) -> Floats:
     """Measured time of each step, without its pause, over what its work predicts."""
     features, _ = step_features(scene.journal)
@@ -334,19 +353,6 @@ def _matched(scene: Scene, ratio: Floats, mine: Mask) -> Moved | None:
         np.minimum(ratio[inside] / usual_inside, 20.0),
     )
     return moved(capped[1], capped[0], scene.seed)
-
-
-def beyond(scene: Scene, seconds: Floats, keep: Mask) -> Floats:
-    """By how much each request of the incident exceeds the baseline's request of the same rank."""
-    found = np.zeros(len(seconds))
-    keep = keep & ~np.isnan(seconds)
-    usual = np.sort(seconds[scene.before[keep[scene.before]]])
-    rows = scene.after[keep[scene.after]]
-    if not len(usual) or not len(rows):
-        return found
-    rank = (np.argsort(np.argsort(seconds[rows])) + 0.5) / len(rows)
-    found[rows] = np.maximum(0.0, seconds[rows] - np.quantile(usual, rank))
-    return found
 
 
 def _kv_share(scene: Scene) -> Floats:
@@ -375,6 +381,23 @@ def _near(t_ns: float, start_ns: float, end_ns: float) -> bool:
     return start_ns - 0.2 * (end_ns - start_ns) <= t_ns < end_ns
 
 
+def _absences(scene: Scene) -> list[tuple[str, float, float]]:
+    """Replicas that were lost in the incident: from when until they were ready, or its end."""
+    incident, found = scene.windows.incident, []
+    for change in scene.journal.replicas:
+        if change.state != "lost" or not _near(change.t_ns, incident.start_ns, incident.end_ns):
+            continue
+        back = [
+            other.t_ns
+            for other in scene.journal.replicas
+            if other.replica == change.replica
+            and other.state == "ready"
+            and other.t_ns >= change.t_ns
+        ]
+        found.append((change.replica, change.t_ns, min([*back, incident.end_ns])))
+    return found
+
+
 def _first_ready(scene: Scene) -> list[str]:
     """Replicas that were ready for the first time in the incident."""
     incident, seen, found = scene.windows.incident, set(), []
@@ -396,7 +419,3 @@ def _busy(scene: Scene, mask: Mask) -> Floats:
 
 def _index(names: list[str], name: str) -> int | None:
     return names.index(name) if name in names else None
-
-
-def _times(seconds: Moved) -> str:
-    return f"{1e3 * seconds.before:,.0f} → {1e3 * seconds.after:,.0f} ms"

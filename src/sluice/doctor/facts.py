@@ -106,6 +106,24 @@ class ReplicaFact(Fact, frozen=True, tag="ReplicaChanged"):
     sequences_max: int = 0
 
 
+class EngineFact(Fact, frozen=True, tag="EngineSampled"):
+    """See ``records.EngineSampled``."""
+
+    replica: str
+    waiting: float | None = None
+    running: float | None = None
+    kv_use: float | None = None
+    counters: dict[str, float] = {}
+
+
+class HostFact(Fact, frozen=True, tag="HostSampled"):
+    """See ``records.HostSampled``."""
+
+    replica: str
+    used_ns: int
+    waited_ns: int
+
+
 class ChunkFact(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """See ``records.Chunk``."""
 
@@ -169,6 +187,8 @@ KINDS: dict[str, type[Fact]] = {
         FirstFact,
         EndedFact,
         ReplicaFact,
+        EngineFact,
+        HostFact,
         StepFact,
         PolicyFact,
         DeploymentFact,

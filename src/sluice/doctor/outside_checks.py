@@ -6,8 +6,7 @@ No replay is needed: what a request lost is a span of its own, which is taken aw
 import numpy as np
 
 from sluice.doctor.columns import Floats, Mask
-from sluice.doctor.engine_checks import beyond
-from sluice.doctor.scene import Finding, Scene, absent, unknown
+from sluice.doctor.scene import Finding, Scene, absent, beyond, unknown
 
 _SHARE_MIN = 0.02
 

@@ -14,6 +14,10 @@ from sluice.doctor.spike import Spike, block_length, latency_of
 from sluice.doctor.windows import Window, Windows
 from sluice.doctor.world import Speeds, World
 
+# Names of events that a doctor raises, which explain nothing, begin so; see ``alarm``.
+OWN_EVENTS = "doctor."
+# What a time must grow by, as a share, for an engine to be slower.
+SLOWER_MIN = 0.06
 _DRAWS = 400
 # Bounds of a moved number hold in 99 of 100.
 _TAIL = 0.005
@@ -198,6 +202,30 @@ def moved(before: Floats, after: Floats, seed: int) -> Moved:
     drawn = _means_drawn(after, draw) - _means_drawn(before, draw)
     low, high = np.quantile(drawn, (_TAIL, 1 - _TAIL))
     return Moved(float(before.mean()), float(after.mean()), float(low), float(high))
+
+
+def beyond(scene: Scene, seconds: Floats, keep: Mask) -> Floats:
+    """By how much each request of the incident exceeds the baseline's request of the same rank."""
+    found = np.zeros(len(seconds))
+    keep = keep & ~np.isnan(seconds)
+    usual = np.sort(seconds[scene.before[keep[scene.before]]])
+    rows = scene.after[keep[scene.after]]
+    if not len(usual) or not len(rows):
+        return found
+    rank = (np.argsort(np.argsort(seconds[rows])) + 0.5) / len(rows)
+    found[rows] = np.maximum(0.0, seconds[rows] - np.quantile(usual, rank))
+    return found
+
+
+def increase(values: Floats) -> float:
+    """By how much a counter grew; where it went back it had begun at 0 again."""
+    steps = np.diff(values)
+    return float(np.where(steps >= 0, steps, values[1:]).sum())
+
+
+def times(seconds: Moved) -> str:
+    """Two means in words."""
+    return f"{1e3 * seconds.before:,.0f} → {1e3 * seconds.after:,.0f} ms"
 
 
 def _means_drawn(values: Floats, draw: np.random.Generator) -> Floats:

@@ -6,7 +6,7 @@ Each looks at one mechanism in the two windows of a ``Scene`` and says how a wor
 import numpy as np
 
 from sluice.doctor.columns import Floats, Mask
-from sluice.doctor.scene import Finding, Moved, Scene, absent, unknown
+from sluice.doctor.scene import OWN_EVENTS, Finding, Moved, Scene, absent, unknown
 from sluice.doctor.world import World
 
 # What a rate, a length or a share must move to be worth a replay.
@@ -228,7 +228,7 @@ def deployments(scene: Scene) -> tuple[str, ...]:
     close_ns = 0.1 * (incident.end_ns - incident.start_ns)
     found = []
     for change in scene.journal.changes:
-        if change.what in ("simulation", "start") or not change.details:
+        if change.what == "simulation" or change.what.startswith(OWN_EVENTS) or not change.details:
             continue
         before_s = (incident.start_ns - change.t_ns) / 1e9
         details = "; ".join(f"{name}: {value}" for name, value in change.details.items())

@@ -120,6 +120,16 @@ class Dialect:
 # Every engine may stand behind a proxy that limits rates, and 503 is the usual word for `not now`.
 _ANY = (OverloadSign(429), OverloadSign(503))
 
+
+def _times(**histograms: str) -> dict[str, tuple[str, ...]]:
+    """Sum and count of the seconds that requests spent in each stage of the engine."""
+    return {
+        f"{stage}_{ours}": (f"{name}_{theirs}",)
+        for stage, name in histograms.items()
+        for ours, theirs in (("s", "sum"), ("count", "count"))
+    }
+
+
 VLLM = Dialect(
     name="vllm",
     health_path="/health",
@@ -137,6 +147,11 @@ VLLM = Dialect(
                 "vllm:gpu_prefix_cache_queries_total",
             ),
             "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+            **_times(
+                queue="vllm:request_queue_time_seconds",
+                prefill="vllm:request_prefill_time_seconds",
+                decode="vllm:request_decode_time_seconds",
+            ),
         },
     ),
     priority=PriorityOrder.LOWER_FIRST,
@@ -168,6 +183,10 @@ SGLANG = Dialect(
             "prompt_tokens": ("sglang:prompt_tokens_total",),
             "completion_tokens": ("sglang:generation_tokens_total",),
             "prefix_hits": ("sglang:cached_tokens_total",),
+            # The stages after the queue are told by label; what comes to the same is this.
+            **_times(
+                queue="sglang:queue_time_seconds", first_token="sglang:time_to_first_token_seconds"
+            ),
         },
     ),
     priority=PriorityOrder.HIGHER_FIRST,
@@ -183,7 +202,10 @@ TGI = Dialect(
     metrics=MetricNames(
         waiting=("tgi_queue_size",),
         running=("tgi_batch_current_size",),
-        counters={"prefix_hits": ("tgi_request_skipped_tokens_sum",)},
+        counters={
+            "prefix_hits": ("tgi_request_skipped_tokens_sum",),
+            **_times(queue="tgi_request_queue_duration"),
+        },
     ),
     overload=_ANY,
     limits_path="/info",

@@ -150,7 +150,9 @@ class Gauges:
     """The engine's view of its load. ``None``: it has no such metric. ``kv_use`` is 0 to 1.
 
     ``counters`` are the dialect's further names, as far as they were found: ``preemptions``,
-    ``prompt_tokens``, ``completion_tokens``, ``prefix_queries``, ``prefix_hits``.
+    ``prompt_tokens``, ``completion_tokens``, ``prefix_queries``, ``prefix_hits``, and of the stages
+    ``queue``, ``prefill``, ``decode`` and ``first_token`` the seconds (``queue_s``) and how many
+    requests spent them (``queue_count``).
     """
 
     waiting: float | None

@@ -4,7 +4,7 @@ Called by the live driver after every event. It reads events and effects and cha
 record looks like is in ``telemetry.records``, how events become plain records in ``recording``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sluice.core.costmodel import CostState
 from sluice.core.events import (
@@ -17,15 +17,30 @@ from sluice.core.events import (
 )
 from sluice.core.roster import BatchingLimits
 from sluice.core.step import Plan, Row
+from sluice.runtime.processors import ProcessorTimes
 from sluice.runtime.recording import Entry, ReplicaRecording
 from sluice.telemetry import records
 from sluice.telemetry.journal_file import Journal
 
+# Between two looks at what the process has of the processors.
+_HOST_NS = 2_000_000_000
+
 
 class Recorder:
-    """Records one replica. ``key`` hides token ids; see ``recording``."""
+    """Records one replica. ``key`` hides token ids; see ``recording``.
 
-    def __init__(self, journal: Journal, replica_id: str, key: bytes) -> None:
+    ``processors`` tells the times of this process, where anybody wants to know of its host.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        replica_id: str,
+        key: bytes,
+        processors: Callable[[], ProcessorTimes | None] = lambda: None,
+    ) -> None:
+        self._processors = processors
+        self._looked_ns: int | None = None
         self._journal = journal
         self._replica_id = replica_id
         self._recording = ReplicaRecording(key)
@@ -41,9 +56,20 @@ class Recorder:
             self._append(entry)
         if isinstance(event, StepDone | StepFailed):
             self._record_step(event, now_ns, effects)
+            self._record_host(now_ns)
         for effect in effects:
             if isinstance(effect, RunStep):
                 self._plan = effect.plan
+
+    def _record_host(self, now_ns: int) -> None:
+        if self._looked_ns is not None and now_ns - self._looked_ns < _HOST_NS:
+            return
+        self._looked_ns = now_ns
+        times = self._processors()
+        if times is not None:
+            self._journal.append(
+                records.HostSampled(now_ns, self._replica_id, times.used_ns, times.waited_ns)
+            )
 
     def _append(self, entry: Entry) -> None:
         self._journal.append(

@@ -56,28 +56,36 @@ _DEGRADING = (Rung.SHORTEN, Rung.SMALLER, Rung.FALLBACK)
 class StreamSeries:
     """The series of the streams of one model and class: one call for each chunk goes here.
 
-    ``counts`` are the tokens by model, of which this one's have the key ``key``.
+    ``counts`` are the tokens by model, of which this one's have the key ``key``. They are added
+    there by ``settle``, before anybody reads them: a look-up for each chunk costs as much as all
+    else that is done for it.
     """
 
-    __slots__ = ("_bounds", "_counts", "_itl", "_key", "_ttft")
+    __slots__ = ("_bounds", "_counts", "_itl", "_key", "_tokens", "_ttft")
 
     def __init__(
         self, ttft: "Buckets", itl: "Buckets", counts: "Values", key: tuple[str, ...]
     ) -> None:
         self._ttft, self._itl, self._counts, self._key = ttft, itl, counts, key
         self._bounds = itl.bounds
+        self._tokens = 0
 
     def first_token(self, ttft_s: float, tokens: int = 1) -> None:
         """The first chunk was sent, ``ttft_s`` after the request arrived, before tokenising."""
         self._ttft.observe(ttft_s)
-        self._counts[self._key] += tokens
+        self._tokens += tokens
 
     def chunk(self, itl_s: float, tokens: int = 1) -> None:
         """A further chunk was sent, ``itl_s`` after the one before."""
         itl = self._itl  # as ``observe`` does, without another call for each token
         itl.counts[bisect_left(self._bounds, itl_s)] += 1
         itl.sum += itl_s
-        self._counts[self._key] += tokens
+        self._tokens += tokens
+
+    def settle(self) -> None:
+        """Add the tokens of these chunks to those of the model."""
+        self._counts[self._key] += self._tokens
+        self._tokens = 0
 
 
 class Buckets:
@@ -343,7 +351,12 @@ class Metrics:
 
     def counts(self, name: str) -> Mapping[tuple[str, ...], float]:
         """The values of a counter by its labels."""
+        self._settle()
         return self._counts[name]
+
+    def _settle(self) -> None:
+        for stream in self._streams.values():
+            stream.settle()
 
     def times(self, name: str) -> Mapping[tuple[str, ...], Buckets]:
         """The histograms of a metric by their labels."""
@@ -369,6 +382,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Family]:
         """Give every family of the table; called by the registry."""
+        self._settle()
         values = {**self._counts, **self._gauges()}
         values["sluice_journal_dropped_total"] = {(): self._journal_dropped()}
         exported, dropped = self.count_spans()

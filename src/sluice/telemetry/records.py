@@ -255,6 +255,30 @@ class FleetScaled(Record, frozen=True):
     short_of: int | None = None
 
 
+class EngineSampled(Record, frozen=True):
+    """What an engine that runs elsewhere told of its load; ``None`` for what it has no word for.
+
+    ``kv_use`` is 0 to 1. ``counters`` are its own, which begin at 0 when it starts again; their
+    names are those of ``executors.stream.Gauges``.
+    """
+
+    replica: str
+    model: str
+    waiting: float | None = None
+    running: float | None = None
+    kv_use: float | None = None
+    counters: dict[str, float] = {}
+
+
+class HostSampled(Record, frozen=True):
+    """What a replica's process had of the processors since its start: time that its threads
+    computed, and time that they were ready to and had none."""
+
+    replica: str
+    used_ns: int
+    waited_ns: int
+
+
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A part of one sequence's prompt in a step: ``tokens`` after ``past_tokens``."""
 
@@ -345,6 +369,8 @@ AnyRecord = (
     | ReplicaChanged
     | StartStage
     | FleetScaled
+    | EngineSampled
+    | HostSampled
     | Step
     | PolicyRecord
     | Deployment

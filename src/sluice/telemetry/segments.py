@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 import zstandard
@@ -94,14 +94,17 @@ class FrameEncoder:
 
 
 class SegmentReader:
-    """Reads one segment; a file that is still being written is read as far as it goes."""
+    """Reads one segment; a file that is still being written is read as far as it goes.
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
+    ``kinds`` is the union that records are decoded as.
+    """
+
+    def __init__(self, file: BinaryIO, name: str, kinds: Any = AnyRecord) -> None:
         self._file = file
         self._zstd = zstandard.ZstdDecompressor()
-        self._whole = msgspec.msgpack.Decoder(tuple[AnyRecord, ...])
+        self._whole = msgspec.msgpack.Decoder(tuple[kinds, ...])
         self._raw = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...])
-        self._one: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+        self._one: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(kinds)
         self.is_torn = False
         self.header = self._read_header(name)
 

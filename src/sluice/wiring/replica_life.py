@@ -20,6 +20,7 @@ from sluice.core.roster import BatchingLimits, BatchingPolicy
 from sluice.executors.base import StepExecutor
 from sluice.runtime.clock import monotonic_ns
 from sluice.runtime.messages import LoadFailed, Ready
+from sluice.runtime.processors import processor_times
 from sluice.runtime.realtime import ReplicaDriver
 from sluice.runtime.recorder import Recorder
 from sluice.runtime.sequence_texts import Outputs
@@ -98,7 +99,8 @@ class ReplicaLife:
         journal = open_journal(boot.journal, f"replica-{boot.replica_id}", clock)
         record: Record = record_nothing
         if journal is not None:
-            recorder = Recorder(journal, boot.replica_id, secrets.token_bytes(32))
+            key = secrets.token_bytes(32)
+            recorder = Recorder(journal, boot.replica_id, key, processor_times)
             recorder.start(replica.limits, loaded.cost.state(), clock())
             record = recorder.record
         driver = ReplicaDriver(replica, loaded.executor, loaded.outputs, channel, clock, record)
