@@ -19,7 +19,9 @@ MARKS = {
 }  # fmt: skip
 SHOWN = ("sluice", "hpa 50%", "ray, target 2", "oracle")
 # Scenes and the cold start of which replicas are shown over time.
-SHOWN_SCENES = (("azure-conv", 180.0), ("azure-code", 180.0), ("m-large", 180.0), ("r1", 600.0))
+SHOWN_SCENES = (
+    ("azure-conv", 180.0), ("azure-code", 30.0), ("azure-code", 600.0), ("m-large", 180.0),
+)  # fmt: skip
 
 
 def write(rows: Sequence[Row], folder: Path) -> None:
