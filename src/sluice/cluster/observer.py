@@ -303,14 +303,16 @@ class Observer:
 
     def text(self, request: Request, delta: Delta) -> None:
         """Text of the call is handed to its stream."""
-        texts = self._timings[request.id].texts
-        if texts is not None:
-            texts.add(delta)
-        self.tokens(request, delta.tokens, delta.choice)
+        timing = self._timings[request.id]
+        if timing.texts is not None:
+            timing.texts.add(delta)
+        self._passed(timing, request, delta.tokens, delta.choice)
 
     def tokens(self, request: Request, tokens: int, choice: int = 0) -> None:
         """So many tokens of one choice of the call go out."""
-        timing = self._timings[request.id]
+        self._passed(self._timings[request.id], request, tokens, choice)
+
+    def _passed(self, timing: CallTiming, request: Request, tokens: int, choice: int) -> None:
         now_ns = self._clock()
         before_ns = timing.choice_ns.get(choice)
         if before_ns is not None:
