@@ -325,6 +325,21 @@ def test_one_trial_that_missed_makes_it_an_estimate():
     assert 140.0 < slo["estimate"] < 170.0
 
 
+def test_a_step_of_the_ladder_in_which_nothing_was_answered_is_tried_once_more_and_longer():
+    def silent(plan):
+        return isinstance(plan.load, ClosedLoop) and plan.load.concurrency >= 64
+
+    class Silent(Voided):
+        def run(self, plan, watch=None):
+            outcome = super().run(plan, watch)
+            return replace(outcome, requests=[]) if silent(plan) else outcome
+
+    runner = Silent(lambda _: None)
+    assert searched(question(budget_s=300.0), runner).found().throughput is not None
+    first, second = [plan.span for plan in runner.plans if silent(plan)]
+    assert second.counted_s > first.counted_s
+
+
 def test_the_client_is_measured_until_it_is_late():
     def late(plan):
         return Void(VoidCause.CLIENT_LIMITED, "late") if plan.load.rate_rps > 300.0 else None

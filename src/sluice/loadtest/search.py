@@ -357,12 +357,12 @@ class Search:
             sample = yield from self._played(Stage.LADDER, ClosedLoop(clients), span)
             if sample is None:
                 return
-            if sample.completed_rps <= 0.0 and not ladder:
+            if sample.completed_rps <= 0.0:
                 # One answer takes longer than that.
                 span = Span(8.0 * wanted_s, 0.0, 0.0, 8.0 * wanted_s)
-                yield from self._played(Stage.LADDER, ClosedLoop(clients), span)
-            if not rungs(self.samples):
-                return
+                sample = yield from self._played(Stage.LADDER, ClosedLoop(clients), span)
+                if sample is None or sample.completed_rps <= 0.0:
+                    return
 
     def _confirm(self, until_s: float) -> Trials:
         best = throughput(self.samples)
