@@ -29,6 +29,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.children import Child, started
+from benchmarks.load.engines import default_gguf
 
 REPOSITORY = Path(__file__).parent.parent
 TEXTS = (REPOSITORY / "tests" / "executors" / "prose.txt", REPOSITORY / "LICENSE")
@@ -391,15 +392,6 @@ def measure(part: str, folder: Path, options: argparse.Namespace) -> list[dict[s
     if not options.json:
         print_speed(rows, list(cells))
     return rows
-
-
-def default_gguf() -> Path:
-    """Fetch the catalogue's default model, or find it in the cache."""
-    from sluice.catalog.catalogue import Catalogue  # noqa: PLC0415
-    from sluice.catalog.models import DEFAULT_MODEL  # noqa: PLC0415
-    from sluice.config.load import load_settings  # noqa: PLC0415
-
-    return Catalogue(load_settings().settings.catalogue).fetch(DEFAULT_MODEL).path
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ TRACE = "azure2023_conv_first60pct.csv.gz"
 def main(description: str) -> None:
     """Measure what is asked for and print tables."""
     options = _options(description)
-    places = Places(options.peers, options.gguf, options.runs / "engines")
+    places = Places(options.peers, options.gguf or default_gguf(), options.runs / "engines")
     if options.install:
         install(places)
         return
@@ -134,7 +134,7 @@ def _options(description: str) -> argparse.Namespace:
         help=f"of {', '.join([*SLUICE, *PEERS])}; default: sluice's",
     )  # fmt: skip
     parser.add_argument("--peers", type=Path, default=Path("peers"), help="the peers' folder")
-    parser.add_argument("--gguf", type=Path, default=default_gguf(), help="the model's file")
+    parser.add_argument("--gguf", type=Path, help="a model's file; default: the catalogue's model")
     parser.add_argument(
         "--runs", type=Path, default=Path(tempfile.gettempdir()) / "sluice-overload",
         help="folder in which runs are kept",

@@ -20,8 +20,10 @@ from pathlib import Path
 
 from benchmarks.load.client import Target
 from benchmarks.load.outcomes import Targets
+from sluice.catalog.catalogue import Catalogue
+from sluice.catalog.models import DEFAULT_MODEL
+from sluice.config.load import load_settings
 
-MODEL = "smollm2-135m-instruct"
 CONTEXT_TOKENS = 4096
 SLUICE = ("slo", "fcfs", "static")
 PEERS = ("vllm", "llama")
@@ -61,9 +63,8 @@ class Places:
 
 
 def default_gguf() -> Path:
-    """Where the default model's file is, or would be."""
-    folder = Path.home() / ".cache" / "sluice" / "downloads" / MODEL
-    return next(iter(sorted(folder.glob("*.gguf"))), folder / "model.gguf")
+    """Fetch the catalogue's default model, or find it in the cache."""
+    return Catalogue(load_settings().settings.catalogue).fetch(DEFAULT_MODEL).path
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ def start(name: str, places: Places, targets: Targets) -> Engine:
             env={**_environment(), **environment},
             start_new_session=True,
         )
-    target = Target(f"http://127.0.0.1:{port}", MODEL)
+    target = Target(f"http://127.0.0.1:{port}", DEFAULT_MODEL)
     engine = Engine(name, target, process, journal, log)
     engine.wait_ready()
     return engine
@@ -143,21 +144,29 @@ def _sluice(policy: str, port: int, folder: Path, targets: Targets) -> list[str]
     ]
     chosen = [
         f"journal.dir={folder / 'journal'}",
-        f"models.{MODEL}.policy={policy}",
-        f"models.{MODEL}.context_tokens_max={CONTEXT_TOKENS}",
-        f"models.{MODEL}.sequences_max={SEQUENCES[policy]}",
-        f"models.{MODEL}.static_batch={SEQUENCES[policy]}",
+        f"models.{DEFAULT_MODEL}.policy={policy}",
+        f"models.{DEFAULT_MODEL}.context_tokens_max={CONTEXT_TOKENS}",
+        f"models.{DEFAULT_MODEL}.sequences_max={SEQUENCES[policy]}",
+        f"models.{DEFAULT_MODEL}.static_batch={SEQUENCES[policy]}",
         "server.trust_tenant_header=true",
         *classes,
     ]
-    command = [sys.executable, "-m", "sluice", "serve", MODEL, "--listen", f"127.0.0.1:{port}"]
+    command = [
+        sys.executable,
+        "-m",
+        "sluice",
+        "serve",
+        DEFAULT_MODEL,
+        "--listen",
+        f"127.0.0.1:{port}",
+    ]
     return [*command, *(part for one in chosen for part in ("--set", one))]
 
 
 def _vllm(places: Places, port: int) -> tuple[list[str], dict[str, str]]:
     command = [
         str(places.python("vllm")), "-m", "vllm.entrypoints.openai.api_server",
-        "--model", str(places.peers / "vllm-model"), "--served-model-name", MODEL,
+        "--model", str(places.peers / "vllm-model"), "--served-model-name", DEFAULT_MODEL,
         "--dtype", "bfloat16", "--max-model-len", str(CONTEXT_TOKENS),
         "--max-num-seqs", str(SEQUENCES["vllm"]), "--host", "127.0.0.1", "--port", str(port),
     ]  # fmt: skip
