@@ -177,7 +177,8 @@ class Place:
         async def client() -> None:
             nonlocal done
             while time.monotonic() < end_s:
-                done += await self._generate(_asked(Traffic(), chance, "t0"))
+                answered = await self._generate(_asked(Traffic(), chance, "t0"))
+                done += answered  # not in one line: it would add to what was there before the wait
 
         for _ in range(3):
             await self._generate(_asked(Traffic(), chance, "t0"))
