@@ -79,16 +79,23 @@ def _kept(document: Path) -> bool:
 def row(title: str, found: Found) -> Sequence[str]:
     """What a search found, as cells."""
     capacity, slo = found["capacity_rps"], found["slo_rps"]
-    closed, low, high = capacity["closed_loop"], _rate(slo["low"]), _rate(slo["high"])
+    closed = capacity["closed_loop"]
     return (
         title,
-        f"{_rate(capacity['low'])} to {_rate(capacity['high'])}",
+        _between(capacity),
         "–" if closed is None else f"{_rate(closed['estimate'])} ({closed['concurrency']})",
-        f"{_rate(slo['estimate'])} ({low}–{high})",
+        _between(slo) if slo["high"] is None else f"{_rate(slo['estimate'])} ({_between(slo)})",
         _rate(slo["certified"]),
         found["binding"] or "–",
         f"{found['spent_s']:.0f} s",
     )
+
+
+def _between(bounds: Found) -> str:
+    """The bounds; one that has no upper one was missed by no trial."""
+    if bounds["high"] is None:
+        return f"at least {_rate(bounds['low'])}"
+    return f"{_rate(bounds['low'])} to {_rate(bounds['high'])}"
 
 
 def _rate(value: float | None) -> str:
