@@ -13,14 +13,15 @@ METRICS = ("ttft", "tpot", "e2e")
 EFFECT_MIN = 0.20
 
 ENGINE_FAULTS = (
-    "queue_backed_up", "noisy_tenant", "long_prompts", "longer_context", "output_length",
-    "cache_hits", "engine_slowdown", "slow_replica", "host_cpu", "cold_start", "imbalance",
-    "preemption", "admission_limits", "slow_retrieval", "slow_clients",
+    "queue_backed_up", "noisy_tenant", "long_prompts", "mixed_prompts", "longer_context",
+    "output_length", "cache_hits", "engine_slowdown", "slow_replica", "host_cpu", "cold_start",
+    "imbalance", "preemption", "admission_limits", "slow_retrieval", "slow_clients",
 )  # fmt: skip
 VENDOR_FAULTS = ("vendor_throttling", "upstream_failover", "upstream_slow")
 DECOYS = ("deploy", "tenants_swap", "longer_prompts_spare", "retrieval_flat")
 # What a diagnosis is to name for each fault.
 CAUSES = {name: name for name in (*ENGINE_FAULTS, *VENDOR_FAULTS)} | {
+    "mixed_prompts": "long_prompts",
     "slow_replica": "engine_slowdown",
     "upstream_slow": "engine_slowdown",
 }

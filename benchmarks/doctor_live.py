@@ -358,7 +358,8 @@ async def _slow_store(place: Place) -> AsyncIterator[None]:
         place.delay_s = usual_s
 
 
-_RETRIEVING = Traffic(retrieving=True)
+# Prompts with passages are not in the prefix cache and take several times as long.
+_RETRIEVING = Traffic(rate=0.4, retrieving=True)
 
 
 def _one(name: str, *also: str) -> frozenset[str]:

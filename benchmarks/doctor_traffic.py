@@ -164,6 +164,15 @@ def _long_prompts(place: Place, wishes: list[Wish], severity: float, seed: int) 
     wishes += more
 
 
+def _mixed_prompts(place: Place, wishes: list[Wish], severity: float, seed: int) -> None:
+    """Part of what comes anyway is another kind of work now, with far longer prompts."""
+    draw = Random(f"{seed}/mixed")
+    share = draw.uniform(0.08, 0.6)
+    for wish in _late(place, wishes):
+        if draw.random() < share:
+            wish.own = int(place.prompt * (2.5 + 13.5 * severity) * draw.uniform(0.8, 1.3))
+
+
 def _longer_context(place: Place, wishes: list[Wish], severity: float, _seed: int) -> None:
     extra = int(place.prompt * (0.3 + 1.2 * severity))
     for wish in _late(place, wishes):
@@ -200,6 +209,7 @@ _CHANGES: dict[str, Callable[[Place, list[Wish], float, int], None]] = {
     "queue_backed_up": _more_demand,
     "noisy_tenant": _noisy_tenant,
     "long_prompts": _long_prompts,
+    "mixed_prompts": _mixed_prompts,
     "longer_context": _longer_context,
     "output_length": _output_length,
     "cache_hits": _cache_hits,

@@ -14,7 +14,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "doctor.md").read_text(en
 COMMANDS = [
     line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()
 ]
-(OUTPUT,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+OUTPUT, _WATCHING = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 NUMBERS = re.compile(r"[\d,.]+( ms| s)?|\s+")
 
 

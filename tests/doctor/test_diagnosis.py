@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from benchmarks.doctor_cases import Case
+from benchmarks.doctor_cases import CAUSES, Case
 from benchmarks.doctor_incidents import fault_s, journal_of
 from sluice.cli.main import run
 from sluice.doctor.diagnosis import Verdict, Wanted, diagnose
@@ -38,6 +38,7 @@ def diagnosed(incident, **wanted):
 @pytest.mark.parametrize(
     ("seed", "cause"),
     [
+        (503, "mixed_prompts"),
         (504, "longer_context"),
         (513, "admission_limits"),
         (514, "slow_retrieval"),
@@ -47,8 +48,11 @@ def diagnosed(incident, **wanted):
 def test_the_cause_of_an_incident_is_named_first_and_confirmed(incident, seed, cause):
     found = diagnosed(incident(seed, (cause, 0.6)))
     assert found.spike.confirmed
-    assert (found.causes[0].name, found.causes[0].verdict) == (cause, Verdict.CONFIRMED)
+    assert (found.causes[0].name, found.causes[0].verdict) == (CAUSES[cause], Verdict.CONFIRMED)
     assert found.causes[0].share.low >= 0.2
+    if cause == "mixed_prompts":
+        (other,) = [each for each in found.causes if each.name == "longer_context"]
+        assert other.verdict is Verdict.RULED_OUT
 
 
 def test_a_slow_engine_whose_threads_wait_for_processors_is_a_starved_host(incident, tmp_path):

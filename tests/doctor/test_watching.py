@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sluice.cli.doctor_watch import Raising, tell, watch
+from sluice.cli.doctor_watch import Pulse, Raising, tell, watch
 from sluice.cli.main import run
 from sluice.core.errors import SluiceError
 from sluice.doctor.alarm import Alarm, What
@@ -177,6 +177,7 @@ def test_a_finding_goes_to_the_server_and_to_the_webhook(tmp_path, writer, tail,
             tail,
             lambda journal: diagnose(journal, Wanted()),
             lambda found, _, notice: tell(found, notice, to, as_json=True),
+            Pulse(as_json=True),
             1.0,
             looks(3),
         )
@@ -187,8 +188,47 @@ def test_a_finding_goes_to_the_server_and_to_the_webhook(tmp_path, writer, tail,
     assert (hook_path, hook_key) == ("/hook", None)
     assert hook["event"] == "doctor.spike"
     assert hook["spike"]["confirmed"]
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["event"] == "doctor.spike"
+    events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
+    assert events == ["doctor.spike", "doctor.look", "doctor.look", "doctor.look"]
+
+
+def watched(tail, number, *, as_json):
+    """Looks that find nothing to raise."""
+    with pytest.raises(Enough):
+        watch(
+            tail,
+            lambda journal: diagnose(journal, Wanted()),
+            lambda *_: pytest.fail("nothing is to be raised"),
+            Pulse(as_json=as_json, clock_ns=lambda: 0),
+            1.0,
+            looks(number),
+        )
+
+
+def test_while_all_is_well_a_watch_says_what_it_sees(writer, tail, capsys):
+    watched(tail, 1, as_json=False)
+    assert capsys.readouterr().err == "0 requests; no request is in the journal yet\n"
+    write(writer, some(range(200)))
+    watched(tail, 3, as_json=False)
+    (line,) = capsys.readouterr().err.splitlines()  # looks that see the same are not repeated
+    assert line.startswith("200 requests; No reliable change: TTFT p99 100.0 ms → 100.0 ms")
+    watched(tail, 2, as_json=True)
+    looks_seen = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["event"], each["requests"]) for each in looks_seen] == [("doctor.look", 200)] * 2
+    assert looks_seen[0]["spike"]["confirmed"] is False
+
+
+def test_a_watch_says_what_it_watches_and_where_findings_go(tmp_path, capsys):
+    asked = {"watch": "30s", "window": "5m", "metric": None, "percentile": 99.0}
+    to = Raising("http://127.0.0.1:8000", "https://me:secret@alerts.example/hook/secret")
+    Pulse(as_json=False).began(tmp_path, asked, to)
+    told = capsys.readouterr().err
+    assert told.startswith(f"watching {tmp_path} every 30s: p99 of ttft, tpot, e2e in 5m")
+    assert "findings go to http://127.0.0.1:8000 and https://alerts.example too" in told
+    Pulse(as_json=True).began(tmp_path, asked, to)
+    plain = json.loads(capsys.readouterr().out)
+    assert (plain["event"], plain["every"]) == ("doctor.watching", "30s")
+    assert plain["raised_to"] == ["http://127.0.0.1:8000", "https://alerts.example"]
 
 
 def test_a_server_that_takes_no_event_is_told_and_watching_goes_on(tmp_path, capsys):

@@ -14,7 +14,7 @@ import click
 from sluice.cli.console import plain_console
 from sluice.cli.doctor_page import write_page
 from sluice.cli.doctor_report import document, print_diagnosis
-from sluice.cli.doctor_watch import KEPT_S, fetched, raising, tell, watch
+from sluice.cli.doctor_watch import KEPT_S, Pulse, fetched, raising, tell, watch
 from sluice.cli.options import BadInput, Finite, json_option, print_json, settings_options
 from sluice.config.load import load_settings
 from sluice.config.units import parse_duration_s
@@ -45,7 +45,8 @@ a time; or one duration, which means the last of it. Without --window the incide
 
 \b
 --watch reads what is added to the journal and remembers the last hour. It tells when a spike
-begins, when its cause turns out to be another one, and when it is over.
+begins, when its cause turns out to be another one, and when it is over; between these, on standard
+error, that it watches and what the last look saw. With --json all of it is a document in a line.
 
 \b
 Exit codes: 0 nothing moved, 1 a spike was found, 2 bad input.
@@ -149,9 +150,10 @@ def _watch(folder: Path, asked: Mapping[str, Any], *, as_json: bool) -> Never:
         tell(found, notice, to, folder, as_json=as_json)
         _write_page(asked["page"], found, journal)
 
-    tail = JournalTail(folder, KEPT_S, wall_ns)
+    tail, pulse = JournalTail(folder, KEPT_S, wall_ns), Pulse(as_json=as_json)
+    pulse.began(folder, asked, to)
     try:
-        watch(tail, lambda journal: diagnose(journal, _wanted(asked, journal)), told, every_s)
+        watch(tail, lambda found: diagnose(found, _wanted(asked, found)), told, pulse, every_s)
     finally:
         tail.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sluice.cli.doctor_report import EXCESS_S_MIN, document, headline, share_words
+from sluice.cli.doctor_report import EXCESS_S_MIN, document, headline, replay_words, share_words
 from sluice.cli.page import page_of, table, write_whole
 from sluice.cli.plots import Axes, Mark, bars, lines
 from sluice.doctor.columns import Journal
@@ -51,6 +51,8 @@ def page(found: Diagnosis, journal: Journal) -> str:
     if causes:
         heads = ("verdict", "cause", "share", "evidence", "against it", "next")
         parts += ["<h2>Causes</h2>", '<div class="wide">', table(heads, causes), "</div>"]
+    if found.shares.replayed:
+        parts.append(f"<p>{escape(replay_words(found.shares))}</p>")
     if found.examples:
         parts.append(f"<p>slow requests: {escape(', '.join(found.examples))}</p>")
     return page_of(headline(found), parts)

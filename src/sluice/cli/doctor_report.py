@@ -13,7 +13,7 @@ from rich.text import Text
 
 from sluice.cli.console import plain_console
 from sluice.doctor.diagnosis import Diagnosis, Judged, Verdict
-from sluice.doctor.shares import Share
+from sluice.doctor.shares import Share, Shares
 from sluice.doctor.spike import Spike
 from sluice.doctor.windows import Window, time_of
 
@@ -27,6 +27,8 @@ _STYLES = {
 _PIPE_WIDTH = 120
 # A phase with less says nothing.
 EXCESS_S_MIN = 1e-4
+# Where so many requests are of new lengths, other requests and slowdown cannot be told apart.
+_NEW_SHARE_MIN = 0.02
 
 
 def document(found: Diagnosis) -> dict[str, Any]:
@@ -50,7 +52,11 @@ def document(found: Diagnosis) -> dict[str, Any]:
             name: {"before_s": told.before_s, "after_s": told.after_s}
             for name, told in found.stages.items()
         },
-        "replay": {"requests": found.shares.replayed, "misfit": found.shares.misfit},
+        "replay": {
+            "requests": found.shares.replayed,
+            "misfit": found.shares.misfit,
+            "usable": found.shares.usable,
+        },
         "causes": [_cause(each) for each in found.causes],
         "missing": list(found.missing),
         "examples": list(found.examples),
@@ -67,6 +73,7 @@ def _spike(spike: Spike) -> dict[str, Any]:
         "change_high_s": spike.high_s,
         "confirmed": spike.confirmed,
         "mix_s": spike.mix_s,
+        "new_share": spike.new_share,
         "requests_before": spike.requests[0],
         "requests_after": spike.requests[1],
         "why": spike.why,
@@ -139,13 +146,7 @@ def _compared(found: Diagnosis) -> str:
 
 def _details(found: Diagnosis, console: Console) -> None:
     spike = found.spike
-    console.print(
-        Text(
-            f"the change is {_seconds(spike.low_s)} to {_seconds(spike.high_s)}; other requests "
-            f"than before make {_seconds(spike.mix_s)} of it, the rest is slowdown"
-        ),
-        soft_wrap=True,
-    )
+    console.print(Text(_split(spike)), soft_wrap=True)
     if max(found.refused) > 0:
         before, after = found.refused
         console.print(Text(f"refused: {before:.1%} before, {after:.1%} then"))
@@ -162,13 +163,27 @@ def _details(found: Diagnosis, console: Console) -> None:
                 reason = f"without it {share_words(judged.share)} of the change would go"
             console.print(Text(f"  {judged.name:<18} {reason}", style="dim"), soft_wrap=True)
     if found.shares.replayed:
-        console.print(
-            Text(
-                f"\nshares are from replays of {found.shares.replayed:,} requests without each "
-                f"cause; the replay of what happened is {found.shares.misfit or 0.0:.0%} off"
-            ),
-            soft_wrap=True,
+        console.print(Text(f"\n{replay_words(found.shares)}"), soft_wrap=True)
+
+
+def _split(spike: Spike) -> str:
+    """Of what the change is made."""
+    change = f"the change is {_seconds(spike.low_s)} to {_seconds(spike.high_s)}"
+    if spike.new_share >= _NEW_SHARE_MIN:
+        return (
+            f"{change}; {spike.new_share:.0%} of the requests are of lengths that were not there "
+            f"before, so how much of it other requests make is left to the causes"
         )
+    mixed = f"other requests than before make {_seconds(spike.mix_s)} of it"
+    return f"{change}; {mixed}, the rest is slowdown"
+
+
+def replay_words(shares: Shares) -> str:
+    """On what shares rest."""
+    off = f"the replay of what happened is {shares.misfit or 0.0:.0%} off"
+    if not shares.usable:
+        return f"{off}: no share is told of causes that it takes a replay to weigh"
+    return f"shares are from replays of {shares.replayed:,} requests without each cause; {off}"
 
 
 def _print_examples(found: Diagnosis, folder: Path | None, console: Console) -> None:

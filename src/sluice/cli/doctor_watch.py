@@ -3,7 +3,7 @@
 What is new is decided in ``doctor/alarm``. Each finding is printed; where it is asked for, it is
 also an event of a server (``POST /admin/events``: then it is in its journal and on its dashboard)
 and a JSON document for a webhook. Where these do not answer it is told on standard error, and
-watching goes on.
+watching goes on. ``Pulse`` says between findings that it does.
 """
 
 import json
@@ -19,13 +19,16 @@ from urllib.request import Request, urlopen
 
 import click
 
-from sluice.cli.doctor_report import document, print_diagnosis
+from sluice.cli.console import plain_console
+from sluice.cli.doctor_report import document, headline, print_diagnosis
 from sluice.cli.options import BadInput
 from sluice.doctor.alarm import Alarm, Notice
 from sluice.doctor.columns import Journal
 from sluice.doctor.diagnosis import Diagnosis
+from sluice.doctor.spike import METRICS
 from sluice.doctor.tail import JournalTail
-from sluice.doctor.windows import BadWindow
+from sluice.doctor.windows import BadWindow, time_of
+from sluice.runtime.clock import wall_ns
 
 # How much of a journal is remembered: what comes before the window is the baseline.
 KEPT_S = 3600.0
@@ -54,10 +57,72 @@ def raising(server: str | None, webhook: str | None, key: str | None) -> Raising
     return Raising(server or "", webhook or "", key or "")
 
 
+class Pulse:
+    """Says that it is watched, and after each look what was seen.
+
+    On a terminal the last look has a line that the next one writes over; elsewhere a look is told
+    where it sees something else than the one before. With ``as_json`` each look is a document in a
+    line of standard output.
+    """
+
+    def __init__(self, *, as_json: bool, clock_ns: Callable[[], int] = wall_ns) -> None:
+        self._as_json, self._clock_ns = as_json, clock_ns
+        self._console = plain_console(stderr=True)
+        self._told = ""
+
+    def began(self, folder: Path, asked: Mapping[str, Any], to: Raising) -> None:
+        """Say what is watched, how often and where findings go; ``asked`` are the options."""
+        metrics = METRICS if asked["metric"] is None else (asked["metric"],)
+        goes_to = [_host(url) for url in (to.server, to.webhook) if url]
+        if self._as_json:
+            watched = {
+                "journal": str(folder), "every": asked["watch"], "window": asked["window"],
+                "kept_s": KEPT_S, "metrics": metrics, "percentile": asked["percentile"],
+                "raised_to": goes_to,
+            }  # fmt: skip
+            _print_line("doctor.watching", watched)
+            return
+        where = f"in {asked['window']}" if asked["window"] else "from where latencies change on"
+        also = f"; findings go to {' and '.join(goes_to)} too" if goes_to else ""
+        click.echo(
+            f"watching {folder} every {asked['watch']}: p{asked['percentile']:g} of "
+            f"{', '.join(metrics)} {where}, against what came before in the last hour{also}",
+            err=True,
+        )
+
+    def looked(self, requests: int, found: Diagnosis | None, why: str = "") -> None:
+        """Say what a look saw: ``requests`` are remembered; without a diagnosis there is a why."""
+        if self._as_json:
+            spike = None if found is None else document(found)["spike"]
+            at = time_of(self._clock_ns())
+            seen = {"at": at, "requests": requests, "spike": spike, "why": why or None}
+            _print_line("doctor.look", seen)
+            return
+        said = why if found is None else headline(found)
+        if self._console.is_terminal:
+            line = f"{time_of(self._clock_ns())[11:19]} UTC  {requests:,} requests; {said}"
+            self._write_over(line[: self._console.width - 1])
+            return
+        kind = "spike" if found is not None and found.spike.confirmed else said.partition(":")[0]
+        if kind not in {"spike", self._told}:  # a spike is told as a finding
+            click.echo(f"{requests:,} requests; {said}", err=True)
+        self._told = kind
+
+    def clear(self) -> None:
+        """Make place for a finding."""
+        if self._console.is_terminal and not self._as_json:
+            self._write_over("")
+
+    def _write_over(self, line: str) -> None:
+        self._console.file.write(f"\r\x1b[2K{line}")
+        self._console.file.flush()
+
+
 def watch(
     tail: JournalTail,
     diagnosed: Callable[[Journal], Diagnosis],
     told: Callable[[Diagnosis, Journal, Notice], None],
+    pulse: Pulse,
     every_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Never:
@@ -65,15 +130,19 @@ def watch(
     alarm = Alarm()
     while True:
         journal = tail.look()
-        if journal is not None:
+        if journal is None:
+            pulse.looked(0, None, "no request is in the journal yet")
+        else:
             try:
                 found = diagnosed(journal)
             except BadWindow as error:  # not so much has been recorded yet
-                click.echo(f"nothing to compare yet: {error}", err=True)
+                pulse.looked(len(journal.requests), None, f"nothing to compare yet: {error}")
             else:
                 notice = alarm.heard(found)
                 if notice is not None:
+                    pulse.clear()
                     told(found, journal, notice)
+                pulse.looked(len(journal.requests), found)
         sleep(every_s)
 
 
@@ -81,9 +150,9 @@ def tell(
     found: Diagnosis, notice: Notice, to: Raising, folder: Path | None = None, *, as_json: bool
 ) -> None:
     """Print a finding of the journal in ``folder``, and raise it where that is asked for."""
-    plain = {"event": notice.what.value} | document(found)
+    plain = document(found)
     if as_json:
-        click.echo(json.dumps(plain, default=str))  # one line each
+        _print_line(notice.what.value, plain)
     else:
         click.echo(f"{notice.what}:")
         print_diagnosis(found, folder)
@@ -93,7 +162,11 @@ def tell(
         headers = {"authorization": f"Bearer {to.key}"} if to.key else {}
         _post(f"{to.server.rstrip('/')}/admin/events", event, headers)
     if to.webhook:
-        _post(to.webhook, plain | {"details": notice.details}, {})
+        _post(to.webhook, {"event": notice.what.value} | plain | {"details": notice.details}, {})
+
+
+def _print_line(event: str, plain: Mapping[str, Any]) -> None:
+    click.echo(json.dumps({"event": event, **plain}, default=str))
 
 
 def _post(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> None:
@@ -106,7 +179,13 @@ def _post(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> None
         with urlopen(request, timeout=_ANSWER_S_MAX):  # noqa: S310 - as above
             pass
     except (URLError, HTTPException, OSError) as error:
-        click.echo(f"{url} did not take the event: {error}", err=True)
+        click.echo(f"{_host(url)} did not take the event: {error}", err=True)
+
+
+def _host(url: str) -> str:
+    """An address without what may be secret in it: paths and users of webhooks are."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def fetched(url: str) -> bytes:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sluice.core.costmodel import CostState
 from sluice.core.request import Request
 from sluice.core.roster import BatchingLimits
 
@@ -67,14 +66,13 @@ class Requests:
 class Steps:
     """One row per step that was computed, in order of time, and one per chunk.
 
-    ``start_ns`` is its end less its measured time, ``pause_ns`` how long before that the replica
-    computed nothing though it had work, ``kv_blocks`` how many of ``kv_total`` blocks were held.
+    ``pause_ns`` is how long before it the replica computed nothing though it had work,
+    ``kv_blocks`` how many of ``kv_total`` blocks were held.
     """
 
     replica: Ints
     end_ns: Floats
     measured_ns: Floats
-    predicted_ns: Floats
     pause_ns: Floats
     rows: Floats
     prefill: Floats
@@ -89,11 +87,6 @@ class Steps:
 
     def __len__(self) -> int:
         return len(self.end_ns)
-
-    @property
-    def start_ns(self) -> Floats:
-        """When each step began."""
-        return self.end_ns - self.measured_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +149,7 @@ class Journal:
     gaps: tuple[tuple[float, int], ...]
     samples: tuple[Sample, ...]
     hosts: tuple[HostSample, ...]
-    starts: dict[str, list[tuple[float, BatchingLimits, CostState]]]
+    starts: dict[str, list[tuple[float, BatchingLimits]]]
     classes: dict[str, Request]
     duplicates: int
     problems: tuple[str, ...]

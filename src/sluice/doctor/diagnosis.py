@@ -4,7 +4,7 @@
 a module of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -117,6 +117,8 @@ def diagnose(journal: Journal, wanted: Wanted) -> Diagnosis:
         _judged(name, CAUSES[name], _with_course(scene, found), shares, excess)
         for name, found in findings.items()
     ]
+    if not shares.usable:
+        causes = _without_replay(causes, findings, excess)
     causes.sort(key=_rank)
     missing = tuple(dict.fromkeys(found.missing for found in findings.values() if found.missing))
     return Diagnosis(
@@ -136,7 +138,7 @@ def _world(scene: Scene, findings: Mapping[str, Finding]) -> World | None:
     if not any(found.present and found.remove for found in findings.values()):
         return None
     models = np.bincount(scene.requests.names["model"][scene.after])
-    world = world_of(scene.journal, scene.windows, int(np.argmax(models)))
+    world = world_of(scene.journal, scene.windows, int(np.argmax(models)), scene.speeds)
     if world is not None and findings["imbalance"].present:
         world = world.changed(pinned=True)
     return world
@@ -157,10 +159,9 @@ def _judged(
     against = list(found.against)
     against += [f"it did not hold that {words}" for words, held in found.controls if not held]
     verdict = _verdict(found, share, shares)
-    if found.present and share is not None and not shares.usable:
-        against.append(
-            f"a replay is {shares.misfit:.0%} off what happened, so shares are not to be trusted"
-        )
+    if found.present and found.remove is not None and not shares.close:
+        rough = "its share is rough" if shares.usable else "none tells its share"
+        against.append(f"a replay of what happened is {shares.misfit:.0%} off, so {rough}")
     if excess is not None and found.present and cause.phases and not _fits(cause, excess):
         against.append(f"the excess is in {excess.largest}, where this does not show")
         if verdict is Verdict.CONFIRMED:
@@ -169,6 +170,24 @@ def _judged(
         name, cause.title, verdict, share, found.evidence, tuple(against), found.missing,
         found.next_look,
     )  # fmt: skip
+
+
+def _without_replay(
+    causes: Sequence[Judged], findings: Mapping[str, Finding], excess: Excess | None
+) -> list[Judged]:
+    """Where replays say nothing, the one cause whose mechanism moved is likely, if all fits."""
+    moved = [
+        cause
+        for cause in causes
+        if findings[cause.name].remove is not None and not findings[cause.name].downstream
+    ]
+    if len(moved) != 1 or excess is None or not _fits(CAUSES[moved[0].name], excess):
+        return list(causes)
+    if any(not held for _, held in findings[moved[0].name].controls):
+        return list(causes)
+    told = "of what can have such an effect in an engine only this moved"
+    only = replace(moved[0], verdict=Verdict.LIKELY, evidence=(*moved[0].evidence, told))
+    return [only if cause is moved[0] else cause for cause in causes]
 
 
 def _verdict(found: Finding, share: Share | None, shares: Shares) -> Verdict:
@@ -180,8 +199,8 @@ def _verdict(found: Finding, share: Share | None, shares: Shares) -> Verdict:
         return Verdict.POSSIBLE
     if share.high < _RULED_OUT_HIGH:
         return Verdict.RULED_OUT
-    controlled = all(held for _, held in found.controls)
-    if share.low >= CONFIRMED_SHARE_MIN and shares.usable and controlled and not found.downstream:
+    sure = all(held for _, held in found.controls) and not found.downstream
+    if share.low >= CONFIRMED_SHARE_MIN and sure and (shares.close or found.remove is None):
         return Verdict.CONFIRMED
     return Verdict.LIKELY if share.share >= _LIKELY_SHARE_MIN else Verdict.POSSIBLE
 

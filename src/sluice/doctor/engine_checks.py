@@ -18,8 +18,9 @@ from sluice.doctor.scene import (
     times,
     unknown,
 )
+from sluice.doctor.speeds import predicted, step_features
 from sluice.doctor.traffic_checks import deployments
-from sluice.doctor.world import ReplicaWorld, World, predicted, step_features
+from sluice.doctor.world import ReplicaWorld, World
 
 PAUSE_MIN = 0.05
 # What the share of time in which threads wait for processors grows by where others take them.
@@ -38,7 +39,7 @@ def engine_slowdown(scene: Scene) -> Finding:
     factors = _slower(scene)
     replicas = len(np.unique(scene.steps.replica))
     if not factors:
-        return absent(*("steps are as fast as before at the same work",))
+        return absent("steps are as fast as before at the same work")
     if len(factors) == replicas:
         where = "on all replicas"
     else:
@@ -101,7 +102,7 @@ def cold_start(scene: Scene) -> Finding:
     if not scene.journal.replicas:
         return unknown("states of replicas")
     if away_s < 0.02 * replicas * incident.duration_s and not late:
-        return absent(*("all replicas were there",))
+        return absent("all replicas were there")
     if late:
         names.append(f"{', '.join(late)} became ready in the window: the first requests meet it")
     return Finding(
@@ -147,7 +148,7 @@ def admission_limits(scene: Scene) -> Finding:
     if fallen is None:
         if not scene.journal.replicas:
             return unknown("limits of replicas")
-        return absent(*("the limits of replicas are what they were",))
+        return absent("the limits of replicas are what they were")
     evidence = [f"sequences_max of replicas fell: {fallen[0]:,} → {fallen[1]:,}"]
     if scene.has_steps:
         capped = scene.steps_moved((scene.steps.running >= fallen[1]).astype(float))
@@ -165,7 +166,7 @@ def imbalance(scene: Scene) -> Finding:
         return unknown(_NO_STEPS)
     numbers = np.unique(scene.steps.replica)
     if len(numbers) < 2:
-        return absent(*("there is one replica",))
+        return absent("there is one replica")
     after = scene.steps_after
     for _, start_ns, end_ns in _absences(scene):  # others do its work then, as they are to
         after = after & ((scene.steps.end_ns < start_ns) | (scene.steps.end_ns >= end_ns))
@@ -185,7 +186,7 @@ def imbalance(scene: Scene) -> Finding:
     # A slow replica gets less work and still has more on board: that is no fault of who spreads it.
     crowded = len(loads) == 2 and loads[0] > _CROWDED_MIN * loads[1]
     if spread[1] < 1.15 or spread[1] - spread[0] < 0.12 or not crowded:
-        return absent(*("work is spread over the replicas as before",))
+        return absent("work is spread over the replicas as before")
     return Finding(
         (
             (

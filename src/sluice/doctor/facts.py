@@ -30,7 +30,6 @@ class ArrivedFact(Fact, frozen=True, tag="RequestArrived"):
     arrived_ns: int
     prompt_tokens: int
     output_tokens_max: int
-    tier: int = 0
     tenant: str = ""
     slo_class: str = ""
 
@@ -51,19 +50,13 @@ class AttemptFact(Fact, frozen=True, tag="AttemptFailed"):
     outcome: str
 
 
-class DegradedFact(Fact, frozen=True, tag="RequestDegraded"):
-    """See ``records.RequestDegraded``."""
-
-    id: str
-    rung: str
-
-
 class RejectedFact(Fact, frozen=True, tag="RequestRejected"):
     """See ``records.RequestRejected``."""
 
     id: str
     status: int
     reason: str
+    threshold: float = 0.0
 
 
 class FirstFact(Fact, frozen=True, tag="FirstToken"):
@@ -137,7 +130,6 @@ class StepFact(Fact, frozen=True, tag="Step"):
     """See ``records.Step``. Of decode rows only the number is read."""
 
     replica: str
-    predicted_ns: int
     measured_ns: int
     decode: msgspec.Raw = _EMPTY_ARRAY
     prefill: tuple[ChunkFact, ...] = ()
@@ -182,7 +174,6 @@ KINDS: dict[str, type[Fact]] = {
         ArrivedFact,
         DispatchedFact,
         AttemptFact,
-        DegradedFact,
         RejectedFact,
         FirstFact,
         EndedFact,

@@ -25,7 +25,7 @@ def _attempts(scene: Scene, column: str, words: str) -> Finding:
     requests = scene.requests
     hit = scene.moved((requests[column] > 0).astype(float))
     if not hit.rose or hit.after - hit.before < _SHARE_MIN:
-        return absent(*(f"{hit.after:.1%} of requests {words}",))
+        return absent(f"{hit.after:.1%} of requests {words}")
     struck = requests[column] > 0
     span_s = np.where(struck, _before_last_attempt_s(scene), 0.0)
     if scene.spike.metric == "tpot":
@@ -55,7 +55,7 @@ def slow_retrieval(scene: Scene) -> Finding:
         f"retrieval took {1e3 * spent.before:,.0f} ms before and {1e3 * spent.after:,.0f} ms then"
     )
     if not spent.rose_by(0.1):
-        return absent(*(told,))
+        return absent(told)
     span_s = beyond(scene, seconds, np.ones(len(seconds), dtype=bool))
     if scene.spike.metric == "tpot":
         span_s = np.zeros(len(seconds))
@@ -75,7 +75,7 @@ def slow_clients(scene: Scene) -> Finding:
     stuck_s = _stuck_s(scene)
     spent = scene.moved(stuck_s)
     if not spent.rose or spent.after - spent.before < 0.02:
-        return absent(*(f"answers end with their last step ({spent.after:.3f} s behind it)",))
+        return absent(f"answers end with their last step ({spent.after:.3f} s behind it)")
     requests = scene.requests
     span_s = np.nan_to_num(stuck_s)
     share = float(np.mean(span_s[scene.after] > 0.5))
@@ -103,7 +103,7 @@ def journal_pressure(scene: Scene) -> Finding:
         for each in (scene.windows.incident, scene.windows.baseline)
     )
     if lost <= before:
-        return absent(*(f"{lost:,} records were lost in the window",))
+        return absent(f"{lost:,} records were lost in the window")
     return Finding((f"{lost:,} records could not be written in the window ({before:,} before)",),
         next_look="the disk of the journal; shares above rest on what was recorded",
     )  # fmt: skip

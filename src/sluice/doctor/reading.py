@@ -14,9 +14,8 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from sluice.core.costmodel import CostState
 from sluice.core.events import Submitted
-from sluice.core.request import Request
+from sluice.core.request import COMPLETE, EndReason, Request
 from sluice.core.roster import BatchingLimits
 from sluice.doctor.columns import (
     Change,
@@ -34,7 +33,6 @@ from sluice.doctor.columns import (
 from sluice.doctor.facts import (
     ArrivedFact,
     AttemptFact,
-    DegradedFact,
     DeploymentFact,
     DispatchedFact,
     EndedFact,
@@ -60,11 +58,14 @@ _TIMES = ("seen_ns", "dispatched_ns", "failed_ns")
 _SPANS = ("retrieval", "admission", "queue", "prefill", "decode", "preempted")
 _NUMBERS = (
     "arrived_ns", "prompt", "output_max", "ttft_ns", "tpot_ns", "ended_ns", "cached", "completion",
-    "preemptions", "attempts", "full", "faults", "rejected", "degraded", "cancelled", "tier",
+    "preemptions", "attempts", "full", "faults", "rejected", "places_max", "limited", "cancelled",
+    "left",
     *_TIMES,
     *(f"{span}_ns" for span in _SPANS),
 )  # fmt: skip
-_ZERO_AT_FIRST = {"full", "faults", "rejected", "degraded", "cancelled"}
+_ZERO_AT_FIRST = {"full", "faults", "rejected", "limited", "cancelled", "left"}
+# Reasons for which a tenant's own limits refuse a request.
+_TENANT_LIMITS = frozenset({"requests_per_minute", "tokens_per_minute", "concurrency"})
 _NAMES = ("model", "tenant", "slo_class", "replica")
 _OF_CHUNKS = ("chunk_step", "chunk_request", "chunk_tokens")
 _CLASS_SAMPLES = 200
@@ -97,7 +98,6 @@ class _StepRows:
     replica: "array[int]" = field(default_factory=lambda: array("q"))
     end_ns: "array[float]" = field(default_factory=lambda: array("d"))
     measured_ns: "array[float]" = field(default_factory=lambda: array("d"))
-    predicted_ns: "array[float]" = field(default_factory=lambda: array("d"))
     rows: "array[float]" = field(default_factory=lambda: array("d"))
     prefill: "array[float]" = field(default_factory=lambda: array("d"))
     chunk_context: "array[float]" = field(default_factory=lambda: array("d"))
@@ -150,7 +150,7 @@ class Reading:
         self._gaps: list[tuple[float, int]] = []
         self._samples: list[Sample] = []
         self._hosts: list[HostSample] = []
-        self._starts: dict[str, list[tuple[float, BatchingLimits, CostState]]] = defaultdict(list)
+        self._starts: dict[str, list[tuple[float, BatchingLimits]]] = defaultdict(list)
         self._classes: dict[str, Request] = {}
         self._submitted = 0
         self._seen_twice: Counter[str] = Counter()
@@ -158,7 +158,6 @@ class Reading:
             ArrivedFact: self._arrived,
             DispatchedFact: self._dispatched,
             AttemptFact: self._attempt,
-            DegradedFact: self._degraded,
             RejectedFact: self._rejected,
             FirstFact: self._first,
             EndedFact: self._ended,
@@ -244,7 +243,6 @@ class Reading:
         numbers["arrived_ns"][row] = fact.arrived_ns + self._offset_ns
         numbers["prompt"][row] = fact.prompt_tokens
         numbers["output_max"][row] = fact.output_tokens_max
-        numbers["tier"][row] = fact.tier
         for column in ("model", "tenant", "slo_class"):
             self._names[column][row] = self._of[column].number(getattr(fact, column))
 
@@ -259,11 +257,13 @@ class Reading:
         self._numbers["full" if fact.outcome == "full" else "faults"][row] += 1
         self._numbers["failed_ns"][row] = fact.t_ns + self._offset_ns
 
-    def _degraded(self, fact: DegradedFact) -> None:
-        self._numbers["degraded"][self._row(fact.id)] = 1.0
-
     def _rejected(self, fact: RejectedFact) -> None:
-        self._numbers["rejected"][self._row(fact.id)] = fact.status
+        row, numbers = self._row(fact.id), self._numbers
+        numbers["rejected"][row] = fact.status
+        if fact.reason == "queue_full":
+            numbers["places_max"][row] = fact.threshold
+        elif fact.reason in _TENANT_LIMITS:
+            numbers["limited"][row] = 1.0
 
     def _first(self, fact: FirstFact) -> None:
         self._numbers["ttft_ns"][self._row(fact.id)] = fact.ttft_ns
@@ -276,7 +276,8 @@ class Reading:
         numbers["completion"][row] = fact.completion_tokens
         numbers["preemptions"][row] = fact.preemptions
         numbers["attempts"][row] = fact.attempts
-        numbers["cancelled"][row] = float(fact.reason not in ("stop", "length"))
+        numbers["cancelled"][row] = float(fact.reason not in COMPLETE)
+        numbers["left"][row] = float(fact.reason == EndReason.CANCELLED)
         for span in _SPANS:
             numbers[f"{span}_ns"][row] = getattr(fact, f"{span}_ns")
         if fact.ttft_ns is not None:
@@ -332,7 +333,6 @@ class Reading:
         steps.replica.append(self._of["replica"].number(fact.replica))
         steps.end_ns.append(fact.t_ns + self._offset_ns)
         steps.measured_ns.append(fact.measured_ns)
-        steps.predicted_ns.append(fact.predicted_ns)
         steps.rows.append(fact.rows)
         steps.prefill.append(prefill)
         steps.chunk_context.append(context)
@@ -344,7 +344,7 @@ class Reading:
         if fact.name == "ReplicaStart":
             started = _decoded(fact.payload, ReplicaStart)
             if started is not None:
-                at = (float(fact.t_ns + self._offset_ns), started.limits, started.cost)
+                at = (float(fact.t_ns + self._offset_ns), started.limits)
                 self._starts[fact.owner].append(at)
         elif fact.name == "Submitted" and self._submitted < _CLASS_SAMPLES:
             self._submitted += 1
@@ -441,7 +441,6 @@ def _steps_of(
         replica=replica[order],
         end_ns=end_ns[order],
         measured_ns=measured_ns[order],
-        predicted_ns=sorted_(rows.predicted_ns),
         pause_ns=pause_ns[order],
         rows=sorted_(rows.rows),
         prefill=sorted_(rows.prefill),

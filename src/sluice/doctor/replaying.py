@@ -5,7 +5,7 @@ is judged here.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from sluice.core.costmodel import Coefficients, FixedCostModel, Load
 from sluice.core.events import (
+    Cancelled,
     Ended,
     FleetEffect,
     FleetEvent,
@@ -105,6 +106,8 @@ class _Run:
     def played(self) -> Played:
         """See ``Player.play``."""
         self._virtual.feed(self._arrivals())
+        for row in np.flatnonzero(np.isfinite(self._world.left_ns) & self._world.kept):
+            self._virtual.at(int(self._world.left_ns[row]), Cancelled(str(row)))
         self._virtual.run()
         arrived_ns = self._world.arrived_ns
         ttft = (self._first_ns - arrived_ns) / 1e9
@@ -115,9 +118,10 @@ class _Run:
 
     def _pools(self) -> list[PoolLimits]:
         names = tuple(self._replicas)
+        places = self._world.queue_places_max
         if self._world.pinned:
-            return [PoolLimits(name, (name,), queue_places_max=4096) for name in names]
-        return [PoolLimits(_POOL, names, queue_places_max=4096)]
+            return [PoolLimits(name, (name,), queue_places_max=places) for name in names]
+        return [PoolLimits(_POOL, names, queue_places_max=places)]
 
     def _plan(self, replica: ReplicaWorld) -> None:
         """Let its speed and its absences happen."""
@@ -208,19 +212,21 @@ class _Run:
 
 
 def _in_class(made: Request, like: Request) -> Request:
-    """The request with the targets that one of its class had."""
-    due_ns = None if like.ttft_due_ns is None else like.ttft_due_ns - like.arrived_ns
-    return Request(
-        id=made.id,
-        arrived_ns=made.arrived_ns,
-        prompt=made.prompt,
-        output_tokens_max=made.output_tokens_max,
+    """The request with the targets, and what may become of it, that one of its class had."""
+
+    def since(due_ns: int | None) -> int | None:
+        return None if due_ns is None else made.arrived_ns + due_ns - like.arrived_ns
+
+    return replace(
+        made,
         tier=like.tier,
-        tenant=made.tenant,
         weight=like.weight,
         slo_class=like.slo_class,
-        ttft_due_ns=None if due_ns is None else made.arrived_ns + due_ns,
+        ttft_due_ns=since(like.ttft_due_ns),
         tpot_ns=like.tpot_ns,
         quantile=like.quantile,
+        queue_due_ns=since(like.queue_due_ns),
+        overload=like.overload,
+        shorten_tokens=like.shorten_tokens,
         body_bytes=like.body_bytes,
     )

@@ -10,9 +10,11 @@ from functools import cached_property
 import numpy as np
 
 from sluice.doctor.columns import Floats, Ints, Journal, Mask, Requests, Steps
+from sluice.doctor.lengths import bar_of
+from sluice.doctor.speeds import Speeds
 from sluice.doctor.spike import Spike, block_length, latency_of
 from sluice.doctor.windows import Window, Windows
-from sluice.doctor.world import Speeds, World
+from sluice.doctor.world import World
 
 # Names of events that a doctor raises, which explain nothing, begin so; see ``alarm``.
 OWN_EVENTS = "doctor."
@@ -152,16 +154,10 @@ class Scene:
 
     @cached_property
     def is_long(self) -> Mask:
-        """Requests with prompts far beyond any of the baseline's, while these are few."""
+        """Requests with longer prompts than ``lengths.bar_of`` leaves to the usual ones."""
         prompt = self.requests["prompt"]
-        usual = prompt[self.before]
-        usual = usual[usual > 0]
-        if not len(usual):
-            return np.zeros(len(prompt), dtype=bool)
-        bar = max(1.3 * float(usual.max()), 2.5 * float(np.quantile(usual, 0.95)))
-        long: Mask = prompt > bar
-        share = long[self.after].mean() if len(self.after) else 0.0
-        return long if share <= 0.25 else np.zeros(len(prompt), dtype=bool)
+        found: Mask = prompt > bar_of(prompt[self.before], prompt[self.after])
+        return found
 
     def moved(self, values: Floats, keep: Mask | None = None) -> Moved:
         """Means of a number of requests in the two windows, NaN left out."""

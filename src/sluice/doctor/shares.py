@@ -1,8 +1,9 @@
 """What each present cause explains: the share of the change of a percentile that goes without it.
 
 Causes with a mechanism in the engine are taken out of the world, which is played again; those that
-are spans of their own are subtracted. Of several causes each gets the mean of what it removes over
-all orders of taking them out (Shapley), since they work on each other.
+are spans of their own are subtracted. Where the play of what happened is not like it, replays say
+nothing, and only what is subtracted has a share. Of several causes each gets the mean of what it
+removes over all orders of taking them out (Shapley), since they work on each other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,9 @@ from sluice.doctor.world import World
 
 # Causes played together at most; of more, those that remove least alone are played alone.
 TOGETHER_MAX = 3
-# A replay that is further off than this says nothing.
-MISFIT_MAX = 0.30
+# A replay that is further off than the first confirms nothing, than the second says nothing. Near
+# saturation an error of a few percent in speed is one of half a percentile.
+CLOSE_MAX, MISFIT_MAX = 0.30, 1.0
 _DRAWS = 200
 _TAIL = 0.05
 _ALONE_MIN = 0.10
@@ -40,27 +42,35 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """``of`` each cause, ``together`` without any; ``misfit`` is how far the replay is off.
+    """The share of each cause in ``of``; ``misfit`` is how far the replay is off, up or down: the
+    percentile is so much more than the other one.
 
-    ``replayed`` requests were played, 0 where spans alone were subtracted.
+    ``replayed`` requests were played, 0 where spans alone were subtracted. Causes that it takes a
+    replay to weigh are not in ``of`` where that is not ``usable``.
     """
 
     of: Mapping[str, Share]
-    together: Share | None
     misfit: float | None
     replayed: int
 
     @property
+    def close(self) -> bool:
+        """Whether the replay is so like what happened that it can confirm a cause."""
+        return self.misfit is None or self.misfit <= CLOSE_MAX
+
+    @property
     def usable(self) -> bool:
-        """Whether the replay is like what happened."""
+        """Whether it is so like it that shares tell anything."""
         return self.misfit is None or self.misfit <= MISFIT_MAX
 
 
-NONE = Shares({}, None, None, 0)
+NONE = Shares({}, None, 0)
 
 
 def shares_of(scene: Scene, findings: Mapping[str, Finding], world: World | None) -> Shares:
     """The shares of the findings that are present."""
+    if world is not None and np.all(np.isnan(scene.latency_s[world.rows[world.judged]])):
+        world = None
     present = {
         name: found
         for name, found in findings.items()
@@ -70,12 +80,16 @@ def shares_of(scene: Scene, findings: Mapping[str, Finding], world: World | None
         return NONE
     replays = any(found.remove is not None for found in present.values())
     trial = _Trial(scene, present, world if replays else None)
+    misfit, replayed = trial.misfit, trial.replayed
+    if misfit is not None and misfit > MISFIT_MAX:
+        present = {name: found for name, found in present.items() if found.span_s is not None}
+        if not present:
+            return Shares({}, misfit, replayed)
+        trial = _Trial(scene, present, None)
     alone = {name: trial.share((name,)) for name in present}
     leading = _leading(trial, present, alone)
-    if not leading:
-        return Shares(alone, None, trial.misfit, trial.replayed)
     found = alone | trial.shapley(leading) if len(leading) > 1 else alone
-    return Shares(found, trial.share(tuple(leading)), trial.misfit, trial.replayed)
+    return Shares(found, misfit, replayed)
 
 
 def _leading(
@@ -108,10 +122,12 @@ class _Trial:
         self._played: dict[tuple[str, ...], Floats] = {}
         self.misfit: float | None = None
         self.replayed = 0 if world is None else len(world.rows)
-        if world is None:
-            self._rows: Ints = scene.after
-        else:
-            self._rows = world.rows[world.judged]
+        self._rows: Ints = scene.after
+        if world is not None:
+            # Of requests that were refused, or not answered yet, no more is known than that.
+            seen = ~np.isnan(scene.latency_s[world.rows])
+            self._places = np.flatnonzero(world.judged & seen)
+            self._rows = world.rows[self._places]
         observed = scene.latency_s[self._rows]
         self._beside = np.zeros(len(self._rows))
         for found in findings.values():
@@ -119,10 +135,10 @@ class _Trial:
                 self._beside = self._beside + found.span_s[self._rows]
         self._factual = self._without(())
         if world is not None:
-            before_s = scene.spike.before_s or 0.0
-            seen = float(np.nanquantile(observed, self._level))
-            made = float(np.nanquantile(self._factual, self._level))
-            self.misfit = abs(made - seen) / max(seen, before_s)
+            answered_s = _quantile(observed, self._level)
+            made_s = _quantile(self._factual, self._level)
+            low_s, high_s = sorted((made_s, answered_s))
+            self.misfit = high_s / max(low_s, 1e-9) - 1.0
         self._draws = blocks_drawn(len(self._rows), np.random.default_rng(scene.seed), _DRAWS)
 
     def _without(self, names: tuple[str, ...]) -> Floats:
@@ -146,8 +162,8 @@ class _Trial:
                     if edit is not None:
                         world = edit(world)
                 played: Played = self._player.play(world)
-                found = played.of(self._metric)[world.judged] + self._beside
-                found = np.where(world.kept[world.judged], found, np.nan)
+                found = played.of(self._metric)[self._places] + self._beside
+                found = np.where(world.kept[self._places], found, np.nan)
         for name in names:
             span_s = self._findings[name].span_s
             if span_s is not None:
@@ -156,7 +172,7 @@ class _Trial:
 
     def share(self, names: tuple[str, ...]) -> Share:
         """What goes without these causes at once."""
-        return self._bounded(self._removed(names), [names])
+        return self._around(self._removed(names), self._drawn(names))
 
     def shapley(self, names: Sequence[str]) -> dict[str, Share]:
         """What each removes, mean over all orders."""
@@ -174,8 +190,7 @@ class _Trial:
         return found
 
     def _removed(self, names: tuple[str, ...]) -> float:
-        rows = np.arange(len(self._rows))
-        return self._removed_in(names, rows)
+        return self._removed_in(names, np.arange(len(self._rows)))
 
     def _removed_in(self, names: tuple[str, ...], rows: Ints) -> float:
         """The share of the change that goes, in some of the rows."""
@@ -188,9 +203,6 @@ class _Trial:
 
     def _drawn(self, names: tuple[str, ...]) -> Floats:
         return np.array([self._removed_in(names, rows) for rows in self._draws])
-
-    def _bounded(self, value: float, sets: Sequence[tuple[str, ...]]) -> Share:
-        return self._around(value, self._drawn(sets[0]))
 
     def _around(self, value: float, drawn: Floats) -> Share:
         low, high = np.quantile(drawn, (_TAIL, 1 - _TAIL))

@@ -27,7 +27,8 @@ _PLACES = 4000
 class Spike:
     """A percentile before and in the incident; ``low_s`` and ``high_s`` bound the difference.
 
-    ``mix_s`` of it comes with other lengths of prompts and answers, the rest is slowdown.
+    ``mix_s`` of it comes with other lengths of prompts and answers, the rest is slowdown, as far as
+    lengths were there before: ``new_share`` of the requests have others.
     ``before_s`` and ``after_s`` are ``None`` where too few were answered to tell; then ``why`` says
     so.
     """
@@ -40,6 +41,7 @@ class Spike:
     high_s: float
     confirmed: bool
     mix_s: float
+    new_share: float
     requests: tuple[int, int]
     why: str
 
@@ -80,10 +82,11 @@ def spike_of(
     late = _late_more_often(before, after, draw)
     confirmed = bool(matters and low_s > 0 and late and min(counts) >= 2 * BLOCKS_MIN)
     why = _why(counts, matters, low_s > 0 and late)
-    mix_s = _mix_s(requests, (rows[0], rows[1]), latency_s, level) - before_s
+    mixed_s, new_share = _mixed(requests, (rows[0], rows[1]), latency_s, level)
     return Spike(
-        metric, percentile, before_s, after_s, low_s, high_s, confirmed, mix_s, counts, why
-    )
+        metric, percentile, before_s, after_s, low_s, high_s, confirmed, mixed_s - before_s,
+        new_share, counts, why,
+    )  # fmt: skip
 
 
 def _unknown(metric: str, percentile: float, counts: tuple[int, int], why: str) -> Spike:
@@ -96,6 +99,7 @@ def _unknown(metric: str, percentile: float, counts: tuple[int, int], why: str) 
         high_s=0.0,
         confirmed=False,
         mix_s=0.0,
+        new_share=0.0,
         requests=counts,
         why=why,
     )
@@ -147,23 +151,26 @@ def _why(counts: tuple[int, int], matters: bool, reliable: bool) -> str:  # noqa
     return "" if reliable else "the difference could be chance: its interval reaches zero"
 
 
-def _mix_s(requests: Requests, rows: tuple[Ints, Ints], latency_s: Floats, level: float) -> float:
+def _mixed(
+    requests: Requests, rows: tuple[Ints, Ints], latency_s: Floats, level: float
+) -> tuple[float, float]:
     """The percentile that the baseline would have had with the requests of the incident.
 
     Requests of the baseline weigh as much as their kind is frequent in the incident; kinds are
     lengths of prompt and answer, in powers of two, and the model. A kind that was not there before
-    has no say, and counts as slowdown.
+    has no say; also returns what share of the incident's requests that is.
     """
     kinds = _kinds(requests)
     before, after = kinds[rows[0]], kinds[rows[1]]
     names, place = np.unique(before, return_inverse=True)
     there = np.bincount(place, minlength=len(names))
     wanted = np.array([np.count_nonzero(after == name) for name in names], dtype=float)
+    new_share = 1.0 - float(wanted.sum()) / len(after)
     if wanted.sum() == 0:
-        return float(np.quantile(latency_s[rows[0]], level))
+        return float(np.quantile(latency_s[rows[0]], level)), new_share
     # Strata of a few requests would let one of them decide.
     ratio = np.minimum(wanted / there / (wanted.sum() / there.sum()), 10.0)
-    return _weighted_quantile(latency_s[rows[0]], ratio[place], level)
+    return _weighted_quantile(latency_s[rows[0]], ratio[place], level), new_share
 
 
 def _kinds(requests: Requests) -> Ints:

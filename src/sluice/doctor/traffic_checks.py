@@ -21,11 +21,12 @@ def queue_backed_up(scene: Scene) -> Finding:
     """More requests came than before, from no tenant in particular."""
     rate = scene.rate_moved(~scene.is_long)
     if not rate.rose_by(RATE_SHARE_MIN):
-        return absent(*(f"the rate did not rise: {_rates(rate)}",))
+        which = "the rate of the others" if np.any(scene.is_long[scene.after]) else "the rate"
+        return absent(f"{which} did not rise: {_rates(rate)}")
     tenant = _grown(scene, rate)
     if tenant is not None:
         name = scene.requests.of["tenant"][tenant]
-        return absent(*(f"the growth is that of one tenant, {name or '(none)'}",))
+        return absent(f"the growth is that of one tenant, {name or '(none)'}")
     return Finding(
         (f"requests came faster: {_rates(rate)}", *_queues(scene)),
         remove=lambda world: _thinned(world, ~_long_of(scene, world), rate.before / rate.after),
@@ -40,7 +41,7 @@ def noisy_tenant(scene: Scene) -> Finding:
     rate = scene.rate_moved(~scene.is_long)
     tenant = _grown(scene, rate)
     if tenant is None:
-        return absent(*("no tenant's rate grew much more than the others'",))
+        return absent("no tenant's rate grew much more than the others'")
     mine = scene.requests.names["tenant"] == tenant
     own = scene.rate_moved(mine & ~scene.is_long)
     others = scene.rate_moved(~mine & ~scene.is_long)
@@ -63,42 +64,43 @@ def noisy_tenant(scene: Scene) -> Finding:
 
 
 def long_prompts(scene: Scene) -> Finding:
-    """A few prompts far longer than any before, whose prefill others wait for."""
+    """Some prompts are far longer than the usual ones, and others wait for their prefill."""
     requests, long = scene.requests, scene.is_long
+    prompt = requests["prompt"]
     rows = scene.after[long[scene.after]]
     if len(rows) < 2:
-        return absent(*("no prompt is far longer than those of the baseline",))
-    prompt = requests["prompt"]
+        return absent(_no_long(scene))
+    was, now = (float(long[each].mean()) for each in (scene.before, scene.after))
     work = prompt[rows].sum() / max(1.0, np.nansum(prompt[scene.after]))
     tenants = np.bincount(requests.names["tenant"][rows])
     who = requests.of["tenant"][int(np.argmax(tenants))]
-    whose = f", {tenants.max()} of them from {who}" if who else ""
+    whose = f"; {tenants.max()} of them from {who}" if who else ""
+    lengths = f"{prompt[rows].min():,.0f} to {prompt[rows].max():,.0f} tokens"
+    rest = scene.moved(_usual_prompts(scene))
+    longest = np.nanmax(prompt[scene.before])
+    came = f"{len(rows)} prompts of {lengths} came, where the longest before had {longest:,.0f}"
+    such = f"such are {was:.1%} → {now:.1%} of the requests and {work:.0%} of the prompt tokens"
     evidence = (
-        (
-            f"{len(rows)} prompts of {prompt[rows].min():,.0f} to {prompt[rows].max():,.0f} tokens "
-            f"came, where the longest before had {np.nanmax(prompt[scene.before]):,.0f}{whose}"
-        ),
-        (
-            f"they are {len(rows) / len(scene.after):.1%} of the requests and {work:.0%} of "
-            f"the prompt tokens"
-        ),
+        f"{came}{whose}",
+        f"{such}; the other prompts: mean {_pair(rest)} tokens",
         *_blame(scene, long),
     )
     return Finding(
-        evidence,
+        (*evidence, *deployments(scene)),
         remove=lambda world: _without_long(scene, world),
         series=long.astype(float),
-        next_look="a lower prefill_chunk_tokens_max, or a class of its own for long prompts",
+        next_look="who sends them, a lower prefill_chunk_tokens_max, or a class of its own for "
+        "long prompts",
     )
 
 
 def longer_context(scene: Scene) -> Finding:
     """Most prompts are longer than before, as after a change of template or default context."""
-    prompt = np.where(scene.is_long | (scene.requests["prompt"] <= 0), np.nan, 1.0)
-    prompt = prompt * scene.requests["prompt"]
+    prompt = _usual_prompts(scene)
     mean = scene.moved(prompt)
     if not mean.rose_by(LENGTH_SHARE_MIN):
-        return absent(*(f"prompts did not grow: mean {_pair(mean)} tokens",))
+        which = "prompts" if not np.any(scene.is_long[scene.after]) else "the other prompts"
+        return absent(f"{which} did not grow: mean {_pair(mean)} tokens")
     before, after = prompt[scene.before], prompt[scene.after]
     quartiles = [
         (float(np.nanquantile(before, q)), float(np.nanquantile(after, q))) for q in (0.25, 0.5)
@@ -122,11 +124,11 @@ def longer_context(scene: Scene) -> Finding:
 def output_length(scene: Scene) -> Finding:
     """Answers are longer than before."""
     whole = scene.requests["cancelled"] == 0
-    output = np.where(whole & (scene.requests["completion"] > 0), 1.0, np.nan)
-    output = output * scene.requests["completion"]
+    output = scene.requests["completion"]
+    output = np.where(whole & (output > 0), output, np.nan)
     mean = scene.moved(output)
     if not mean.rose_by(LENGTH_SHARE_MIN):
-        return absent(*(f"answers did not grow: mean {_pair(mean)} tokens",))
+        return absent(f"answers did not grow: mean {_pair(mean)} tokens")
     return Finding(
         (f"answers grew: mean {_pair(mean)} tokens",),
         remove=lambda world: _mapped(scene, world, "output", output),
@@ -139,7 +141,9 @@ def cache_hits(scene: Scene) -> Finding:
     """Less of the prompts is found in the prefix cache."""
     requests = scene.requests
     prompt, cached = requests["prompt"], requests["cached"]
-    known = ~np.isnan(cached) & (prompt > 0) & ~scene.is_long
+    # What is cached is found where the prompt is computed: of the others nothing is known.
+    begun = ~np.isnan(requests["ttft_ns"])
+    known = begun & ~np.isnan(cached) & (prompt > 0) & ~scene.is_long
     if not np.any(known):
         return unknown("cached tokens of requests")
     share = np.where(known, cached / np.maximum(1.0, prompt), np.nan)
@@ -148,8 +152,7 @@ def cache_hits(scene: Scene) -> Finding:
     # Longer prompts with the same cached beginning have a lower share and lost nothing.
     lost = tokens.before - tokens.after
     if not (hits.fell and tokens.fell and hits.before - hits.after >= HITS_MIN):
-        return absent(*((f"cached share of prompts: {hits.before:.0%} → "
-                                       f"{hits.after:.0%}"),))  # fmt: skip
+        return absent(f"cached share of prompts: {hits.before:.0%} → {hits.after:.0%}")
     return Finding(
         (
             (
@@ -169,23 +172,36 @@ def cache_hits(scene: Scene) -> Finding:
 def _thinned(world: World, chosen: Mask, share: float) -> World:
     """Of the chosen requests of the incident only a share came, evenly."""
     rows = np.flatnonzero(chosen & world.judged)
-    count = np.arange(len(rows))
-    stays = np.floor((count + 1) * share) > np.floor(count * share)
     kept = world.kept.copy()
-    kept[rows[~stays]] = False
+    kept[rows[~_spread(len(rows), share)]] = False
     return world.changed(kept=kept)
 
 
+def _spread(count: int, share: float) -> Mask:
+    """So large a share of so many places, evenly."""
+    places = np.arange(count + 1) * share
+    found: Mask = np.floor(places[1:]) > np.floor(places[:-1])
+    return found
+
+
 def _without_long(scene: Scene, world: World) -> World:
-    """Long prompts do not come; where they took the place of others, those come instead."""
+    """Long prompts are as many of all as before; where more took the place of usual ones, those
+    come instead."""
+    is_long = scene.is_long
     long = _long_of(scene, world) & world.judged
-    others = scene.rate_moved(~scene.is_long)
-    if others.fell:
-        usual = scene.requests["prompt"][scene.before]
-        prompt = world.prompt.copy()
-        prompt[long] = np.resize(usual[usual > 0], np.count_nonzero(long))
-        return world.changed(prompt=prompt)
-    return world.changed(kept=world.kept & ~long)
+    before, after = is_long[scene.before], is_long[scene.after]
+    # As many of the long ones stay as make the odds of long against usual what they were.
+    odds = [each.sum() / max(1, np.count_nonzero(~each)) for each in (before, after)]
+    rows = np.flatnonzero(long)
+    more = rows[~_spread(len(rows), odds[0] / odds[1])]
+    if not scene.rate_moved(~is_long).fell:
+        kept = world.kept.copy()
+        kept[more] = False
+        return world.changed(kept=kept)
+    usual = scene.requests["prompt"][scene.before[~before]]
+    prompt = world.prompt.copy()
+    prompt[more] = np.resize(usual[usual > 0], len(more))
+    return world.changed(prompt=prompt)
 
 
 def _mapped(scene: Scene, world: World, column: str, values: Floats) -> World:
@@ -202,15 +218,14 @@ def _mapped(scene: Scene, world: World, column: str, values: Floats) -> World:
 
 def _cached_again(scene: Scene, world: World, shares: Floats) -> World:
     """As much of each prompt is cached as before: the usual number of tokens where there is one."""
-    before = scene.before
-    cached = scene.requests["cached"][before]
-    usual = float(np.nanmedian(cached[shares[before] > 0])) if np.any(shares[before] > 0) else 0.0
-    hit = float(np.nanmean(shares[before] > 0))
+    known = scene.before[~np.isnan(shares[scene.before])]
+    cached = scene.requests["cached"][known]
+    usual = float(np.median(cached[cached > 0])) if np.any(cached > 0) else 0.0
+    hit = float(np.mean(cached > 0))
     wanted = np.minimum(usual, np.maximum(world.prompt - 1.0, 0.0))
     # Requests are hits as often as before; those that still are stay so.
     rows = np.flatnonzero(world.judged)
-    count = np.arange(len(rows))
-    chosen = rows[np.floor((count + 1) * hit) > np.floor(count * hit)]
+    chosen = rows[_spread(len(rows), hit)]
     changed = world.cached.copy()
     changed[chosen] = np.maximum(changed[chosen], wanted[chosen])
     return world.changed(cached=changed)
@@ -272,6 +287,22 @@ def _queues(scene: Scene) -> tuple[str, ...]:
         return ()
     waiting = scene.steps_moved(scene.steps.waiting)
     return (f"requests waiting at a replica: mean {waiting.before:.1f} → {waiting.after:.1f}",)
+
+
+def _usual_prompts(scene: Scene) -> Floats:
+    """Tokens of prompts that are not ``is_long``; NaN of these."""
+    prompt = scene.requests["prompt"]
+    return np.where(scene.is_long | (prompt <= 0), np.nan, prompt)
+
+
+def _no_long(scene: Scene) -> str:
+    """Why no prompts are others than before, in words."""
+    prompt = scene.requests["prompt"]
+    mean = scene.moved(np.where(prompt > 0, prompt, np.nan))
+    if mean.rose_by(LENGTH_SHARE_MIN):
+        return f"prompts of all lengths grew, not some of them: mean {_pair(mean)} tokens"
+    longest = [np.nanmax(prompt[rows], initial=0.0) for rows in (scene.before, scene.after)]
+    return f"no more long prompts than before: the longest {longest[0]:,.0f} → {longest[1]:,.0f}"
 
 
 def _blame(scene: Scene, chosen: Mask) -> tuple[str, ...]:

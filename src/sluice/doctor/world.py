@@ -9,24 +9,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sluice.core.costmodel import TYPICAL, Coefficients, nonnegative_least_squares
+from sluice.core.costmodel import Coefficients
 from sluice.core.request import Request
 from sluice.core.roster import BatchingLimits
-from sluice.doctor.columns import Floats, Ints, Journal, Mask
+from sluice.doctor.columns import Floats, Ints, Journal, Mask, Requests
+from sluice.doctor.speeds import Speeds
 from sluice.doctor.windows import Windows
 
 PLAYED_MAX = 1000
 _LEAD_SHARE = 0.25
 _LEAD_MIN = 60
-_BIN_STEPS = 25
-_BIN_S_MIN = 1.0
-# Factors closer than this are taken as one.
-_FACTOR_STEP = 0.04
-# A step this much beyond its prediction was stalled: it says nothing of the usual speed.
-_RATIO_MAX = 3.0
-STEPS_MIN = 60
 _BLOCKS_MAX = 1 << 24
 OUTPUT_UNKNOWN = 128.0
+# A start is told so shortly before or behind the replica is ready.
+_STARTED_NS = 5e9
+# What may wait for each replica where no request was refused for want of a place.
+QUEUE_PLACES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,9 @@ class World:
     """Requests by row and the replicas. ``rows`` are those of the journal, in order of arrival.
 
     Times are nanoseconds since ``began_ns``. ``judged`` are the requests of the incident.
-    ``pinned`` says that each request goes to the replica that it went to.
+    ``kept`` are those that come: what a tenant's own limits refused never did. ``pinned`` says that
+    each request goes to the replica that it went to. Clients leave at ``left_ns``, if they have no
+    whole answer by then. So many may wait for each replica as ``queue_places_max`` says.
     """
 
     began_ns: float
@@ -60,6 +60,7 @@ class World:
     cached: Floats
     output: Floats
     output_max: Floats
+    left_ns: Floats
     tenant: Ints
     slo_class: Ints
     replica: Ints
@@ -67,6 +68,7 @@ class World:
     replicas: tuple[ReplicaWorld, ...]
     classes: dict[int, Request]
     tenants: list[str]
+    queue_places_max: int = QUEUE_PLACES_MAX
     pinned: bool = False
 
     def changed(self, **columns: object) -> "World":
@@ -74,7 +76,7 @@ class World:
         return replace(self, **columns)  # type: ignore[arg-type]
 
 
-def world_of(journal: Journal, windows: Windows, model: int) -> World | None:
+def world_of(journal: Journal, windows: Windows, model: int, speeds: Speeds) -> World | None:
     """What can be played of the incident; ``None`` where steps or requests are too few to tell."""
     requests = journal.requests
     mine = requests.names["model"] == model
@@ -88,12 +90,13 @@ def world_of(journal: Journal, windows: Windows, model: int) -> World | None:
     rows = np.concatenate((before[len(before) - lead :], first[: PLAYED_MAX - lead]))
     began_ns = float(min(requests["arrived_ns"][rows].min(), requests["seen_ns"][rows].min()))
     names = [journal.requests.of["model"][model]]
-    replicas = _replicas(journal, windows, names[0], began_ns)
+    replicas = _replicas(journal, speeds, names[0], began_ns)
     if not replicas:
         return None
     known = {replica.name: number for number, replica in enumerate(replicas)}
     place = np.array([known.get(name, -1) for name in requests.of["replica"]])
     output = requests["completion"][rows]
+    left = requests["left"][rows] > 0
     usual = np.nanmedian(output) if np.any(output > 0) else OUTPUT_UNKNOWN
     return World(
         began_ns=began_ns,
@@ -102,17 +105,42 @@ def world_of(journal: Journal, windows: Windows, model: int) -> World | None:
         arrived_ns=requests["arrived_ns"][rows] - began_ns,
         seen_ns=requests["seen_ns"][rows] - began_ns,
         prompt=requests["prompt"][rows],
-        cached=np.nan_to_num(requests["cached"][rows]),
-        output=np.where(output > 0, output, usual),
+        cached=_cached(requests, rows),
+        # Of an answer whose client left no more is known than what was made of it.
+        output=np.where(output > 0, np.where(left, np.fmax(output, usual), output), usual),
+        left_ns=np.where(
+            left, np.fmax(requests["ended_ns"], requests["seen_ns"])[rows] - began_ns, np.inf
+        ),
         output_max=np.maximum(requests["output_max"][rows], 1.0),
         tenant=requests.names["tenant"][rows],
         slo_class=requests.names["slo_class"][rows],
         replica=place[requests.names["replica"][rows]],
-        kept=np.ones(len(rows), dtype=bool),
+        kept=requests["limited"][rows] == 0,
         replicas=replicas,
         classes=_classes(journal),
         tenants=requests.of["tenant"],
+        queue_places_max=_queue_places(requests["places_max"][rows], replicas),
     )
+
+
+def _cached(requests: Requests, rows: Ints) -> Floats:
+    """Cached tokens; what is cached shows where a prompt is computed, the others have the usual."""
+    cached, begun = requests["cached"][rows], ~np.isnan(requests["ttft_ns"][rows])
+    known = begun & ~np.isnan(cached)
+    usual = float(np.median(cached[known])) if np.any(known) else 0.0
+    return np.where(known, cached, usual)
+
+
+def _queue_places(places_max: Floats, replicas: Sequence[ReplicaWorld]) -> int:
+    """What may wait for each replica, from the bound on all places at which requests were refused.
+
+    That bound counts what runs too. Where none was refused for it, it does not matter.
+    """
+    if np.all(np.isnan(places_max)):
+        return QUEUE_PLACES_MAX
+    run = sum(replica.limits[0][1].sequences_max for replica in replicas)
+    waiting = (float(np.nanmax(places_max)) - run) / len(replicas)
+    return int(np.clip(waiting, 1, QUEUE_PLACES_MAX))
 
 
 def _classes(journal: Journal) -> dict[int, Request]:
@@ -125,10 +153,9 @@ def _classes(journal: Journal) -> dict[int, Request]:
 
 
 def _replicas(
-    journal: Journal, windows: Windows, model: str, began_ns: float
+    journal: Journal, speeds: Speeds, model: str, began_ns: float
 ) -> tuple[ReplicaWorld, ...]:
     names = list(dict.fromkeys(c.replica for c in journal.replicas if c.model == model))
-    speeds = Speeds.of(journal, windows)
     found = []
     for name in names:
         limits = _limits(journal, name, began_ns)
@@ -148,7 +175,7 @@ def _limits(
     journal: Journal, name: str, began_ns: float
 ) -> tuple[tuple[float, BatchingLimits], ...]:
     """What the replica may hold; the first entry holds from the beginning."""
-    starts = [(t_ns - began_ns, limits) for t_ns, limits, _ in journal.starts.get(name, ())]
+    starts = [(t_ns - began_ns, limits) for t_ns, limits in journal.starts.get(name, ())]
     if not starts:
         starts = [
             (
@@ -196,90 +223,9 @@ def _away(journal: Journal, name: str, began_ns: float) -> tuple[tuple[float, fl
             gone = at
     if gone is not None and gone > 0.0:
         found.append((gone, np.inf))
-    return tuple(found)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Speeds:
-    """How long steps take: coefficients of the baseline, and each step's ratio to them."""
-
-    coefficients: Coefficients
-    replica: Ints
-    end_ns: Floats
-    ratio: Floats
-
-    @classmethod
-    def of(cls, journal: Journal, windows: Windows) -> "Speeds":
-        """Fitted to the steps of the baseline, or to all where there are too few."""
-        steps = journal.steps
-        features, wall_ns = step_features(journal)
-        usual = (steps.end_ns >= windows.baseline.start_ns) & (
-            steps.end_ns < windows.baseline.end_ns
-        )
-        if np.count_nonzero(usual) < STEPS_MIN:
-            usual = np.ones(len(steps), dtype=bool)
-        coefficients = fitted(features[usual], wall_ns[usual])
-        ratio = wall_ns / predicted(coefficients, features)
-        kept = usual & (ratio < _RATIO_MAX) & (ratio > 1 / _RATIO_MAX)
-        if np.count_nonzero(kept) >= STEPS_MIN:
-            coefficients = fitted(features[kept], wall_ns[kept])
-            ratio = wall_ns / predicted(coefficients, features)
-        return cls(coefficients, steps.replica, steps.end_ns, ratio)
-
-    def factors(self, replica: int, began_ns: float) -> tuple[tuple[float, float], ...]:
-        """The ratio of a replica over time, by bins; what is alike is one entry."""
-        mine = (self.replica == replica) & (self.end_ns >= began_ns)
-        times, ratio = (self.end_ns[mine] - began_ns) / 1e9, self.ratio[mine]
-        found = [(0.0, 1.0)]
-        start = 0
-        while start < len(times):
-            end = max(start + _BIN_STEPS, int(np.searchsorted(times, times[start] + _BIN_S_MIN)))
-            factor = float(np.mean(ratio[start:end]))
-            if abs(factor - found[-1][1]) > _FACTOR_STEP:
-                found.append((1e9 * float(times[start]), factor))
-            start = end
-        return tuple(found)
-
-
-def step_features(journal: Journal) -> tuple[Floats, Floats]:
-    """What was in each step in the terms of the cost model, and its wall time with its pause."""
-    steps = journal.steps
-    block_size = max((change.block_size for change in journal.replicas), default=1)
-    context = np.where(steps.rows > 0, steps.kv_blocks * block_size, 0.0)
-    features = np.stack(
-        (
-            np.ones(len(steps)),
-            steps.rows + steps.prefill,
-            steps.rows,
-            context,
-            steps.chunk_context,
-        ),
-        axis=1,
-    )
-    return features, steps.measured_ns + steps.pause_ns
-
-
-def fitted(features: Floats, wall_ns: Floats) -> Coefficients:
-    """Coefficients by non-negative least squares of relative errors."""
-    scaled = features / np.array(TYPICAL) * 1e6 / wall_ns[:, None]
-    gram = scaled.T @ scaled + 1e-9 * np.eye(len(TYPICAL))
-    moment = scaled.sum(axis=0)
-    found = [1.0] * len(TYPICAL)
-    for _ in range(20):  # each call goes as far as predictions can tell, from a better start
-        found = nonnegative_least_squares(gram.tolist(), moment.tolist(), found)
-    return Coefficients(*(ms * 1e6 / typical for ms, typical in zip(found, TYPICAL, strict=True)))
-
-
-def predicted(coefficients: Coefficients, features: Floats) -> Floats:
-    """What the coefficients say of steps."""
-    weights = np.array(
-        (
-            coefficients.step_ns,
-            coefficients.token_ns,
-            coefficients.row_ns,
-            coefficients.decode_context_ns,
-            coefficients.chunk_context_ns,
-        )
-    )
-    found: Floats = np.maximum(1.0, features @ weights)
-    return found
+    # A server that was stopped and started again told of no loss.
+    for t_ns, _ in journal.starts.get(name, ())[1:]:
+        at = t_ns - began_ns
+        if at > 0.0 and not any(gone <= at <= back + _STARTED_NS for gone, back in found):
+            found.append((at, at))
+    return tuple(sorted(found))
