@@ -7,7 +7,7 @@
     python -m benchmarks.doctor speed FOLDER      # time and memory of one diagnosis
 
 Incidents are made once per folder (``doctor_incidents``); constants of the doctor were set on seeds
-from 1000 on, figures are from seeds from 5000 on. A case counts as an incident where its faults
+from 1000 on, figures are from seeds from 20000 on. A case counts as an incident where its faults
 moved the reported metric by a fifth in the paired run.
 """
 
@@ -174,8 +174,8 @@ def _of(part: int, whole: int) -> str:
 
 
 @click.group(invoke_without_command=True)
-@click.option("--first", type=int, default=5000, help="First seed.")
-@click.option("--count", type=int, default=320, help="Cases.")
+@click.option("--first", type=int, default=20_000, help="First seed.")
+@click.option("--count", type=int, default=260, help="Cases.")
 @click.option("--processes", type=int, default=1)
 @click.option("--each", is_flag=True, help="A line for each case.")
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("/tmp/doctor-incidents"))  # noqa: S108

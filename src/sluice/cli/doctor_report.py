@@ -110,6 +110,9 @@ def print_diagnosis(found: Diagnosis, folder: Path | None = None) -> None:
         console = plain_console(width=_PIPE_WIDTH)
     console.print(Text(headline(found), style="bold"), soft_wrap=True)
     console.print(Text(_compared(found)), soft_wrap=True)
+    if max(found.refused) > 0:
+        before, after = found.refused
+        console.print(Text(f"refused: {before:.1%} before, {after:.1%} then"))
     for problem in found.problems:
         console.print(Text(f"note: {problem}"), soft_wrap=True)
     if found.spike.confirmed:
@@ -147,9 +150,6 @@ def _compared(found: Diagnosis) -> str:
 def _details(found: Diagnosis, console: Console) -> None:
     spike = found.spike
     console.print(Text(_split(spike)), soft_wrap=True)
-    if max(found.refused) > 0:
-        before, after = found.refused
-        console.print(Text(f"refused: {before:.1%} before, {after:.1%} then"))
     _print_phases(found, console)
     told = [each for each in found.causes if each.verdict is not Verdict.RULED_OUT]
     for judged in told:
