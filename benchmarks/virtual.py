@@ -26,6 +26,8 @@ from sluice.executors.base import StepExecutor
 from sluice.executors.simulated import SimulatedExecutor
 from sluice.runtime.virtual import Stretching
 from sluice.runtime.virtual_fleet import VirtualFleet
+from sluice.workload.asks import Part, own_text
+from sluice.workload.prompts import Prompts
 
 # Nanoseconds of an 8B model on one H100, about: reading the weights, multiplying, reading KV.
 GPU = Coefficients(
@@ -98,12 +100,11 @@ def fleet_of(case: Case, counting: Counting) -> VirtualFleet:
 
 
 def requests(case: Case, count: int) -> Iterator[tuple[int, Request]]:
-    """Poisson arrivals; prompts have nothing in common."""
-    random, at_ns, first = Random(2), 1_000_000, 0
+    """Poisson arrivals; prompts have nothing in common, and are made as the planner makes them."""
+    random, at_ns, prompts = Random(2), 1_000_000, Prompts()
     for number in range(count):
         at_ns += int(random.expovariate(case.rate_rps) * 1e9)
-        prompt = tuple(range(first, first + case.prompt_tokens))
-        first += case.prompt_tokens
+        prompt = prompts.tokens((Part(own_text(number), case.prompt_tokens),))
         output = round(case.output_tokens * random.uniform(0.5, 1.5))
         yield (
             at_ns,

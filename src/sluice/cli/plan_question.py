@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sluice.cli.telling import Told
 from sluice.config.units import parse_size_bytes
 from sluice.planner.candidates import Candidates, candidates
 from sluice.planner.estimate import Load, Targets
@@ -98,7 +99,8 @@ def answer(asked: Mapping[str, Any]) -> Candidates:
     # The whole policy is imported for it, which takes longer than a plan in closed form.
     from sluice.planner.search import with_simulation  # noqa: PLC0415
 
-    return with_simulation(found, asked["simulate"])
+    with Told(0) as told:
+        return with_simulation(found, asked["simulate"], told.at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,19 +92,20 @@ class Batch:
                 continue
             if sequence.state is SequenceState.PREFILL:
                 sequence.begin_decode(now_ns)
-            sequence.tokens.append(token.token)
-            sequence.produced += 1
+            sequence.tokens.append(token[1])
+            produced = sequence.produced = sequence.produced + 1
             emitted.append(token)
-            if token.stop is not None:
+            if token[2] is not None:
                 complete.append((sequence, EndReason.STOP))
-            elif sequence.produced >= sequence.output_limit:
+            elif produced >= sequence.output_limit:
                 complete.append((sequence, EndReason.LENGTH))
         return emitted, complete
 
     # --------------------------------------------------------------------------------- stretches
 
-    def steps_ahead_max(self, ledger: BlockLedger) -> int:
-        """Further steps of these decode rows in which none reaches its limit and blocks suffice."""
+    def steps_ahead(self, steps_max: int, ledger: BlockLedger) -> int:
+        """Further steps of these decode rows, at most so many, in which none reaches its limit and
+        blocks suffice."""
 
         size, available = ledger.block_size, ledger.available
 
@@ -116,8 +117,10 @@ class Batch:
                     missing += lacking
             return missing > available
 
-        remaining = min((s.output_limit - s.produced for s in self.decodes), default=1)
-        if remaining > 1 and not exceeds(remaining - 1):
+        remaining = min([steps_max + 1, *[s.output_limit - s.produced for s in self.decodes]])
+        # Each row has its next cell, so that it cannot lack more than this.
+        ample = len(self.decodes) * -(-remaining // size) <= available
+        if remaining > 1 and (ample or not exceeds(remaining - 1)):
             return remaining - 1
         return bisect_left(range(1, remaining), x=True, key=exceeds)
 
@@ -135,12 +138,12 @@ class Batch:
             if first <= steps:
                 for step in range(first, steps + 1, size):
                     full += [(step, 0, place), (step, 1, place)]
-        for step, extends, place in sorted(full):
-            sequence = self.decodes[place]
-            if extends:
-                ledger.grow(sequence.table, sequence.computed + step + 1)
-            else:
-                ledger.publish(sequence.table, sequence.tokens, sequence.computed + step)
-        for sequence in self.decodes:
             sequence.computed += steps
             sequence.produced += steps
+        for step, extends, place in sorted(full):
+            sequence = self.decodes[place]
+            cells = sequence.computed - steps + step
+            if extends:
+                ledger.grow(sequence.table, cells + 1)
+            else:
+                ledger.publish(sequence.table, sequence.tokens, cells)

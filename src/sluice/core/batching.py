@@ -76,17 +76,18 @@ class Batching:
         decodes = [s for s in self.roster.residents if s.state is SequenceState.DECODE]
         decodes = self._secure_blocks(decodes, now_ns)
         count = len(decodes)
-        load = Load(count, count, count + sum(s.computed for s in decodes))
+        load = Load(count, count, count + sum([s.computed for s in decodes]))
         batch = Batch(decodes, [], load)
         self._fill(batch, now_ns)
         return batch if batch.decodes or batch.chunks else None
 
-    def horizon(self, batch: Batch) -> int:
-        """How many further steps will have exactly the rows of this one: nobody ends or joins."""
+    def horizon(self, batch: Batch, steps_max: int) -> int:
+        """How many further steps, at most so many, will have exactly the rows of this one: nobody
+        ends or joins."""
         roster = self.roster
         if batch.chunks or len(batch.decodes) != len(roster.residents):
             return 0
-        steps = batch.steps_ahead_max(roster.ledger)
+        steps = batch.steps_ahead(steps_max, roster.ledger)
         if roster.waiting and len(roster.residents) < roster.limits.sequences_max:
             steps = min(steps, self._steps_blocked())
         return steps

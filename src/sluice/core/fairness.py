@@ -92,13 +92,13 @@ class FairShares:
         counter = self._active.get(tenant)
         if counter is None:
             return
-        before, all_before = counter.units, counter.with_claims
+        before, known = counter.units, self._least_with_claims
+        if known is not None and known == counter.with_claims:
+            self._least_with_claims = None
         counter.units = max(before, self._floor) + round(tokens * UNITS / counter.weight)
         self._floor = max(self._floor, counter.units - CREDIT_TOKENS * UNITS)
         if before == self._least:
             self._least = None
-        if all_before == self._least_with_claims:
-            self._least_with_claims = None
 
     def claim(self, tenant: str, tokens: int) -> None:
         """What the requests of a tenant that has one here are predicted to take changes by this."""

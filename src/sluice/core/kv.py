@@ -16,22 +16,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-
-class NodeKey(NamedTuple):
-    """Identity of a cached block: the node before it (``None`` at the root) and its tokens."""
-
-    parent: int | None
-    tokens: tuple[int, ...]
-
-
-class Node(NamedTuple):
-    """A computed block that later prompts may share. Node ids are never used again."""
-
-    id: int
-    block: int
-    key: NodeKey
+# Identity of a cached block: the node before it (``None`` at the root) and its tokens.
+NodeKey = tuple[int | None, tuple[int, ...]]
+# A computed block that later prompts may share: its id, which is never used again, and the block.
+# Plain tuples: a long prompt makes hundreds of them.
+Node = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +49,7 @@ class BlockLedger:
         self._free = list(range(blocks_total - 1, -1, -1))
         self._references = [0] * blocks_total
         self._nodes: dict[NodeKey, Node] = {}
-        self._node_of_block: dict[int, Node] = {}
+        self._key_of_block: dict[int, NodeKey] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._nodes_made = 0
 
@@ -84,6 +74,8 @@ class BlockLedger:
 
     def private(self, table: BlockTable) -> int:
         """Blocks that would become available if this table were released."""
+        if not self.shared:
+            return len(table.blocks)
         return list(map(self._references.__getitem__, table.blocks)).count(1)
 
     def attach(self, table: BlockTable, tokens: Seq[int]) -> int:
@@ -91,11 +83,11 @@ class BlockLedger:
 
         The last token is never taken from the cache, since its logits are needed.
         """
-        for node in self._path(tokens):
-            self._reference(node.block)
-            table.blocks.append(node.block)
+        for node, block in self._path(tokens):
+            self._reference(block)
+            table.blocks.append(block)
             table.published += 1
-            table.tail = node.id
+            table.tail = node
         table.ids = tuple(table.blocks)
         return len(table.blocks) * self.block_size
 
@@ -125,20 +117,23 @@ class BlockLedger:
         """
         if not self.prefix_cache:
             return
-        size = self.block_size
+        size, tail, changed = self.block_size, table.tail, False
         for index in range(table.published, computed // size):
-            key = NodeKey(table.tail, tuple(tokens[index * size : (index + 1) * size]))
+            key = (tail, tuple(tokens[index * size : (index + 1) * size]))
             block = table.blocks[index]
-            node = self._nodes.get(key)
-            if node is None:
-                node = self._enter(key, block)
-            elif node.block != block:
-                self._reference(node.block)
+            fresh = (self._nodes_made + 1, block)
+            tail, known = node = self._nodes.setdefault(key, fresh)  # the tokens are hashed once
+            if node is fresh:
+                self._nodes_made += 1
+                self._key_of_block[block] = key
+            elif known != block:
+                self._reference(known)
                 self._dereference(block)
-                table.blocks[index] = node.block
-                table.ids = tuple(table.blocks)
-            table.published += 1
-            table.tail = node.id
+                table.blocks[index] = known
+                changed = True
+        table.published, table.tail = max(table.published, computed // size), tail
+        if changed:
+            table.ids = tuple(table.blocks)
 
     def release(self, table: BlockTable) -> None:
         """Take all blocks of the table back; published ones stay cached until reclaimed."""
@@ -153,18 +148,11 @@ class BlockLedger:
         """The nodes of the longest cached prefix that leaves a token to compute."""
         size, parent = self.block_size, None
         for start in range(0, (len(tokens) - 1) // size * size, size):
-            node = self._nodes.get(NodeKey(parent, tuple(tokens[start : start + size])))
+            node = self._nodes.get((parent, tuple(tokens[start : start + size])))
             if node is None:
                 return
             yield node
-            parent = node.id
-
-    def _enter(self, key: NodeKey, block: int) -> Node:
-        self._nodes_made += 1
-        node = Node(self._nodes_made, block, key)
-        self._nodes[key] = node
-        self._node_of_block[block] = node
-        return node
+            parent = node[0]
 
     def _reference(self, block: int) -> None:
         count = self._references[block] = self._references[block] + 1
@@ -178,13 +166,12 @@ class BlockLedger:
         if count == 1:
             self.shared -= 1
         elif count == 0:
-            if block in self._node_of_block:
+            if block in self._key_of_block:
                 self._idle[block] = None
             else:
                 self._free.append(block)
 
     def _reclaim(self) -> int:
         block, _ = self._idle.popitem(last=False)
-        node = self._node_of_block.pop(block)
-        del self._nodes[node.key]
+        del self._nodes[self._key_of_block.pop(block)]
         return block

@@ -7,6 +7,8 @@ lengths, and the peak of KV use over the future of a set of sequences that decod
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Sequence as Seq
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 KEPT = 512
@@ -18,6 +20,10 @@ QUANTILE_MIN = 0.9
 QUANTILE_MAX = 0.99
 QUANTILE_UP = 0.05  # after each preemption: the predictions were too short
 QUANTILE_DOWN = 0.001  # after each ending
+
+
+# Of so many the share that is left after one of them ended, for ``KEPT`` down to 1.
+_LEFT = tuple((count - 1) / count for count in range(KEPT, 0, -1))
 
 
 class OutputLengths:
@@ -111,11 +117,9 @@ class _History:
         return self._sorted[place] // 2 if place < count else None
 
     def _estimate(self) -> list[float]:
-        left, count = 1.0, len(self._sorted)
-        for place, length in enumerate(self._sorted):
-            if not length % 2:
-                left *= (count - place - 1) / (count - place)
-            self._outlived.append(-left)
+        ratios = _LEFT[KEPT - len(self._sorted) :]
+        kept = [1.0 if length & 1 else r for length, r in zip(self._sorted, ratios, strict=True)]
+        self._outlived = list(accumulate(kept, mul, initial=-1.0))[1:]
         return self._outlived
 
 
@@ -152,16 +156,24 @@ def peak_blocks(holdings: Seq[Holding], shared: int, block_size: int) -> int:
     """
     ordered = sorted(holdings, key=lambda holding: -holding.remaining)
     lagging = sum(h.after(h.remaining, block_size).private for h in ordered if h.prefilling)
-    peak = 0
+    peak, held, snug = 0, 0, True
+    filled: list[int] = []  # cells of each in its last block, less one; sorted
     for count, last in enumerate(ordered, 1):
-        steps = last.remaining
-        if last.prefilling:
+        cells, steps, private, blocks, prefilling = last
+        if prefilling:
             lagging -= last.after(steps, block_size).private
-        held = lagging
-        for cells, _, private, blocks, _ in ordered[:count]:
-            growth = -(-(cells + steps) // block_size) - blocks
-            held += private + growth if growth > 0 else private
-        peak = max(peak, held)
+        full, rest = divmod(cells + block_size - 1, block_size)
+        held += private + full - blocks
+        insort(filled, rest)
+        snug = snug and blocks <= (cells + block_size) // block_size
+        if snug and steps:  # each grows by whole blocks of the steps, and one if it crosses another
+            further, part = divmod(steps, block_size)
+            crossing = count - bisect_left(filled, block_size - part)
+            peak = max(peak, lagging + held + count * further + crossing)
+        else:
+            growths = (-(-(h.cells + steps) // block_size) - h.blocks for h in ordered[:count])
+            grown = sum(growth for growth in growths if growth > 0)
+            peak = max(peak, lagging + sum(h.private for h in ordered[:count]) + grown)
     return shared + peak
 
 

@@ -160,6 +160,8 @@ class SloPolicy:
         for sequence, work_ns in zip(wanting, works_ns, strict=True):
             sequence.late = sequence.late_after(now_ns + work_ns)
         roster.settle_shares()
+        if len(wanting) == 1:
+            return list(wanting)
         weight = _work_weight(zip(wanting, works_ns, strict=True), now_ns)
 
         def place(pair: tuple[Sequence, int]) -> tuple[bool, tuple[int, bool], float, int]:

@@ -110,18 +110,19 @@ def rank(
     comes after all others. ``doubt_of`` gives ``None`` for a replica that cannot take it; without
     ``asks_all`` it is asked in the order of scores, about no more than are told.
     """
-    judged = []
-    for number, replica in enumerate(replicas):
-        places, weight, waiting = replica.places, replica.weight, replica.prefill_tokens
-        own = prompt_tokens - cached.get(replica.id, 0)
-        score = ((waiting / weight + own) * (places or 1) + places) / weight
-        judged.append((score, number, waiting + own))
-    judged.sort()
+    scores: list[float] = []
+    for replica in replicas:
+        places, weight, own = replica.places, replica.weight, prompt_tokens
+        if cached:
+            own -= cached.get(replica.id, 0)
+        scores.append(((replica.prefill_tokens / weight + own) * (places or 1) + places) / weight)
     found, doubtful = [], []
-    for score, number, uncached in judged:
-        doubt = doubt_of(replicas[number])
+    for number in sorted(range(len(scores)), key=scores.__getitem__):
+        replica, score = replicas[number], scores[number]
+        doubt = doubt_of(replica)
         if doubt is None:
             continue
+        uncached = replica.prefill_tokens + prompt_tokens - cached.get(replica.id, 0)
         if doubt == NO_DOUBT:
             found.append((doubt, score, number, uncached))
             if len(found) == SCORES_TOLD and not asks_all:

@@ -33,10 +33,12 @@ class Seats:
 
     def count(self) -> int:
         """The residents, and further sequences like them that they leave time and blocks for."""
-        if self._version != self._roster.version:
+        changed = self._version != self._roster.version
+        if changed:
             self._version = self._roster.version
             self.known = self._counted()
-        self._time_full()
+        if changed or self._roster.cost.learns:
+            self._time_full()
         return self.known
 
     def _counted(self) -> int:

@@ -86,13 +86,18 @@ class SimulatedExecutor:
         if self._checked:
             check_plan(plan, self._limits)
         scripts, new, cycle = self._scripts, tuple.__new__, self._vocab_size - 1
-        sampled = []
+        sampled, contexts, chunks = [], 0, []
         for row in plan.rows:
             sequence, tokens, past_tokens, _, sample = row
             start, prompt_tokens, length = scripts.get(sequence) or self._script(row)
-            if not sample:
-                continue
-            position = past_tokens + len(tokens)
+            count = len(tokens)
+            position = past_tokens + count
+            if sample and count == 1:
+                contexts += position
+            else:
+                chunks.append((past_tokens, count))
+                if not sample:
+                    continue
             made = position + 1 - prompt_tokens
             token = 1 + (start + position) % cycle
             # Where the first end was not wanted, the next one comes after as many tokens again.
@@ -100,19 +105,25 @@ class SimulatedExecutor:
                 token = self._end_token
             # As ``Sampled(…)``, which takes twice as long.
             sampled.append(new(Sampled, (sequence, token, None)))
-        return Outcome(tuple(sampled), int(self._times.predict_ns(load_of(plan))))
+        load = _load(len(plan.rows) - len(chunks), contexts, chunks)
+        return Outcome(tuple(sampled), int(self._times.predict_ns(load)))
 
     def foresee(self, plan: Plan, steps: int) -> Stretch:
         """What up to ``steps`` steps of a decode-only plan give; fewer if a sequence stops."""
-        firsts = []
+        scripts, firsts, contexts, rows = self._scripts, [], 0, len(plan.rows)
         for row in plan.rows:
-            start, prompt_tokens, length = self._scripts.get(row.sequence) or self._script(row)
-            firsts.append(start + row.past_tokens + 1)
-            if length is not None:
-                steps = min(steps, prompt_tokens + length - row.past_tokens - 2)
+            sequence, _, past_tokens, _, _ = row
+            start, prompt_tokens, length = scripts.get(sequence) or self._script(row)
+            firsts.append(start + past_tokens + 1)
+            contexts += past_tokens + 1
+            if length is not None and prompt_tokens + length - past_tokens - 2 < steps:
+                steps = prompt_tokens + length - past_tokens - 2
         tokens = tuple([self._tokens(first, steps) for first in firsts])
-        load, predict_ns = load_of(plan), self._times.predict_ns
-        durations_ns = [int(predict_ns(load.steps_later(step))) for step in range(steps)]
+        new, predict_ns = tuple.__new__, self._times.predict_ns  # one load is made per step
+        durations_ns = [
+            int(predict_ns(new(Load, (rows, rows, context, 0))))
+            for context in range(contexts, contexts + steps * rows, rows)
+        ]
         return Stretch(tokens, tuple(durations_ns))
 
     def _tokens(self, first: int, count: int) -> Seq[int]:
@@ -144,6 +155,10 @@ def load_of(plan: Plan) -> Load:
             contexts += past_tokens + 1
         else:
             chunks.append((past_tokens, len(tokens)))
+    return _load(decodes, contexts, chunks)
+
+
+def _load(decodes: int, contexts: int, chunks: list[tuple[int, int]]) -> Load:
     load = Load(decodes, decodes, contexts)
     for past_tokens, count in chunks:
         load = load.with_chunk(past_tokens, count)

@@ -7,9 +7,11 @@ two rates differ by the rate and not by luck. How sure a share of one run is com
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import inf, sqrt
 
+from sluice.planner.at_once import Told, at_once
 from sluice.planner.candidates import Candidates, cost_rank
 from sluice.planner.names import CannotPlan, NoFleet, shown_s
 from sluice.planner.outcome import Outcome
@@ -36,7 +38,14 @@ PLACES_RULE = 20
 SIMULATED_MAX = 3
 REQUESTS_MIN, REQUESTS_MAX = 500, 10_000_000
 
+# A run is broken off where so many times the misses that the share allows are certain.
+MISSES_CERTAIN = 2.0
+
 Played = Callable[[float], Outcome]
+
+
+def ignore(_done: int, _total: int) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +67,36 @@ class Simulated:
         )
 
 
-def with_simulation(found: Candidates, requests: int) -> Candidates:
+def with_simulation(found: Candidates, requests: int, told: Told = ignore) -> Candidates:
     """The best few with the SLO rate that a simulation of so many requests a run finds, in the
-    order that this gives.
+    order that this gives; on as many cores as there are, up to one for each.
 
     Raises ``CannotPlan`` for a number of requests that says nothing, and ``NoFleet`` where no
-    simulation of them reaches the share.
+    simulation of them reaches the share. ``told`` hears of requests that were simulated.
     """
     if not REQUESTS_MIN <= requests <= REQUESTS_MAX:
         raise CannotPlan(
             f"--simulate must be {REQUESTS_MIN:,} to {REQUESTS_MAX:,} requests, not {requests:,}"
         )
-    plans, refused = [], list(found.refused)
-    for each in (found.best, *found.others)[:SIMULATED_MAX]:
-        try:
-            plans.append(simulated(each, requests))
-        except NoFleet as error:
-            refused.append(str(error))
+    asked = (found.best, *found.others)[:SIMULATED_MAX]
+    answers = at_once([partial(simulated, each, requests) for each in asked], told)
+    plans = [answer for answer in answers if isinstance(answer, Plan)]
+    refused = [*found.refused, *(str(answer) for answer in answers if isinstance(answer, NoFleet))]
     if not plans:
         raise NoFleet("; ".join(refused))
     plans.sort(key=cost_rank(plans))
     return Candidates(plans[0], tuple(plans[1:]), tuple(refused))
 
 
-def simulated(found: Plan, requests: int, seed: int = 0) -> Plan:
+def simulated(found: Plan, requests: int, told: Told = ignore, *, seed: int = 0) -> Plan:
     """The plan with the SLO rate that its replica has under sluice's policy.
 
     The closed form's band stays around it, as wide as before, with the interval of the runs.
     Raises ``NoFleet`` where the share is reached at no rate: then the closed form is refuted.
     """
-    played = _player(found, requests, seed)
     closed = found.replica.slo_rps
     share = found.question.targets.percentile / 100.0
+    played = _player(found, requests, share, seed, told)
     # A short run ends before a queue that grows for ever has made its requests late.
     capacity = found.replica.capacity_rps
     result = search(played, closed.estimate, share, capacity.estimate)
@@ -194,8 +201,9 @@ def _refuted(found: Plan, result: Simulated, share: float) -> NoFleet:
     )
 
 
-def _player(found: Plan, requests: int, seed: int) -> Played:
-    """Runs of one replica of the plan at a rate."""
+def _player(found: Plan, requests: int, share: float, seed: int, told: Told) -> Played:
+    """Runs of one replica of the plan at a rate, as far as they are needed to say whether the
+    share is reached."""
     question = found.question
     lengths, targets = question.load.lengths, question.targets
     whole_s = None if targets.e2e_s is None else targets.e2e_s - targets.retrieval_s
@@ -206,11 +214,21 @@ def _player(found: Plan, requests: int, seed: int) -> Played:
     variation = lengths.output_variation
     output = Lognormal(lengths.output, variation) if variation else Fixed(round(lengths.output))
     shared = Sessions(system_tokens=round(lengths.prompt) - own)
-    span = Span(requests, int(WARM_UP * requests))
+    warm_up = int(WARM_UP * requests)
+    misses_max = int(MISSES_CERTAIN * (1.0 - share) * (requests - warm_up))
+    runs = 0
+
+    def tell(count: int) -> None:
+        told(runs * requests + count, max(RUNS_MAX, runs + 1) * requests)
+
+    span = Span(requests, warm_up, misses_max=misses_max, told=tell)
 
     def played(rate: float) -> Outcome:
+        nonlocal runs
         workload = Synthetic(rate, Separate(Fixed(own), output), sessions=shared)
-        return simulate(workload, fleet, seed=seed, span=span)
+        outcome = simulate(workload, fleet, seed=seed, span=span)
+        runs += 1
+        return outcome
 
     return played
 

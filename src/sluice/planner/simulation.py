@@ -153,17 +153,19 @@ class Span:
     ones do not have the fleet for themselves; at most as many again, and none into a journal.
     A client that is refused comes back when it was told to, up to ``retries`` times. The fleet
     hears of a replica that only decodes every ``silence_ns_max``. ``told`` is called with the
-    number of requests that have arrived, now and then.
+    number of requests that have arrived, now and then. No more come once more than ``misses_max``
+    of those that are counted have missed their targets: what a run would say is known by then.
     """
 
     requests: int
     warm_up: int = 0
     retries: int = 0
     silence_ns_max: int = SILENCE_NS_MAX
+    misses_max: int | None = None
     told: Callable[[int], None] | None = field(default=None, compare=False)
 
 
-TOLD_EVERY = 1000
+TOLD_EVERY = 100
 # Share of the requests that begin on an empty fleet and are not counted, unless one says.
 WARM_UP = 0.1
 
@@ -295,6 +297,8 @@ class Simulation:
                 self._comes(count, at_ns)
             elif self._counting.complete:
                 break
+            if self._is_known():
+                break
             model = ask.model or self._usual
             pool = self._pools.get(model)
             if pool is None:
@@ -307,6 +311,11 @@ class Simulation:
             yield at_ns, model, request
         self._fed = True
         self._rest()
+
+    def _is_known(self) -> bool:
+        """Whether more have missed their targets than a run is played for."""
+        most, whole = self._span.misses_max, self.outcome.whole
+        return most is not None and whole.requests - whole.unknown - whole.met > most
 
     def _comes(self, count: int, at_ns: int) -> None:
         """Note the arrival of one that is counted, or is of the warm-up."""

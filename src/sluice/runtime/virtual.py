@@ -237,7 +237,7 @@ class VirtualDriver:
             return None
         if silence_ns_max is not None:
             steps_max = min(steps_max, silence_ns_max // max(1, plan.predicted_ns))
-        horizon = min(seat.replica.horizon(), steps_max)
+        horizon = seat.replica.horizon(steps_max)
         if horizon < 1:
             return None
         stretch = seat.foreseeing.foresee(plan, horizon)

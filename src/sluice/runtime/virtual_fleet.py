@@ -292,9 +292,8 @@ class VirtualFleet:
         told, stretched = self._told, self.driver.stretched
         fresh: dict[str, int] = {}
         if now_ns < self._quiet_until_ns.get(replica_id, 0):
-            for (request_id, _), _, _ in emitted.sampled:
-                if request_id not in told:
-                    fresh[request_id] = fresh.get(request_id, 0) + 1
+            for request_id in [s[0][0] for s in emitted.sampled if s[0][0] not in told]:
+                fresh[request_id] = fresh.get(request_id, 0) + 1
             told.update(fresh)
             stretched.add(replica_id)
             return fresh

@@ -15,7 +15,7 @@ def check_ledger(ledger: BlockLedger, tables: Sequence[BlockTable]) -> None:
             raise InternalError("a block table is inconsistent")
         for block in table.blocks:
             references[block] += 1
-    idle = [block for block in ledger._node_of_block if references[block] == 0]
+    idle = [block for block in ledger._key_of_block if references[block] == 0]
     referenced = sum(1 for count in references if count)
     problems = {
         "reference counts": references != ledger._references,
@@ -23,7 +23,7 @@ def check_ledger(ledger: BlockLedger, tables: Sequence[BlockTable]) -> None:
         "shared blocks": ledger.shared != sum(1 for count in references if count > 1),
         "conservation": len(ledger._free) + len(idle) + referenced != ledger.blocks_total,
         "free blocks": any(references[block] for block in ledger._free),
-        "nodes": len(ledger._nodes) != len(ledger._node_of_block),
+        "nodes": len(ledger._nodes) != len(ledger._key_of_block),
         "idle order": not _children_first(ledger),
     }
     found = [name for name, wrong in problems.items() if wrong]
@@ -33,10 +33,10 @@ def check_ledger(ledger: BlockLedger, tables: Sequence[BlockTable]) -> None:
 
 def _children_first(ledger: BlockLedger) -> bool:
     """Whether reclaiming from the front never takes a node that still has children."""
-    place = {ledger._node_of_block[block].id: i for i, block in enumerate(ledger._idle)}
+    nodes, keys = ledger._nodes, ledger._key_of_block
+    place = {nodes[keys[block]][0]: order for order, block in enumerate(ledger._idle)}
     for block in ledger._idle:
-        node = ledger._node_of_block[block]
-        parent = node.key.parent
-        if parent is not None and parent in place and place[parent] < place[node.id]:
+        (parent, _), (node, _) = keys[block], nodes[keys[block]]
+        if parent is not None and parent in place and place[parent] < place[node]:
             return False
     return True
