@@ -6,6 +6,7 @@ For a person who waits for all of them. How far they are is added up.
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -31,10 +32,7 @@ def at_once(works: Sequence[Callable[[Told], T]], told: Told) -> list[T | NoFlee
         told(sum(done for done, _ in far), sum(of or mean for _, of in far))
 
     if len(works) < 2 or (os.cpu_count() or 1) < 2:
-        return [
-            _answer(work, lambda done, total, place=place: tell(place, done, total))
-            for place, work in enumerate(works)
-        ]
+        return [_answer(work, partial(tell, place)) for place, work in enumerate(works)]
     return _in_processes(works, tell)
 
 
@@ -60,17 +58,18 @@ def _in_processes(
             processes.append(process)
             places[receiving] = place
         while places:
-            for receiving in wait(list(places)):
-                place = places[receiving]
+            ready: Any
+            for ready in wait(list(places)):
+                place = places[ready]
                 try:
-                    what, found = receiving.recv()
+                    what, found = ready.recv()
                 except EOFError:
                     raise RuntimeError("a process ended without an answer") from None
                 if what == "far":
                     tell(place, *found)
                     continue
                 answers[place] = found
-                del places[receiving]
+                del places[ready]
     finally:
         for process in processes:
             process.terminate()
