@@ -3,6 +3,7 @@
 import os
 import time
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,9 @@ def cores(request, monkeypatch):
 
 
 def test_answers_come_in_the_order_of_the_works_and_refusals_among_them(cores):
-    first, second, third = at_once(
-        [partial(counted, 3), refused, partial(counted, 2)], lambda *_far: None
-    )
+    works: list[Any] = [partial(counted, 3), refused, partial(counted, 2)]
+    answers: list[Any] = at_once(works, lambda *_far: None)
+    first, second, third = answers
     assert (first[0], third[0]) == (3, 2)
     assert isinstance(second, NoFleet)
     assert str(second) == "none does it"

@@ -42,7 +42,6 @@ from sluice.core.step import Plan
 Effects = list[ReplicaEffect]
 
 _DRAINING = "the replica is draining and takes no further request"
-HORIZON_MAX = 1 << 20  # steps: beyond every context
 STEPS_KEPT = 8  # memory of the mean duration of a step
 
 
@@ -60,7 +59,6 @@ class Replica:
         self._generations: dict[str, Generation] = {}
         self._expiries = Expiries()
         self._running: tuple[Plan, Batch] | None = None
-        self._ahead = 0  # steps of which it is known that the plan stays the same
         self._steps = 0
         self._step_ns = 0
         self._sequences_seen = 0
@@ -71,7 +69,6 @@ class Replica:
     def handle(self, event: ReplicaEvent, now_ns: int) -> Effects:
         """Take one event at the time ``now_ns``; raises ``InternalError`` on a driver's mistake."""
         effects: Effects = []
-        self._ahead = 0
         match event:
             case StepDone():
                 self._step_done(event, now_ns, effects)
@@ -105,7 +102,7 @@ class Replica:
         """The plan whose result is awaited."""
         return self._running[0] if self._running is not None else None
 
-    def horizon(self, steps_max: int = HORIZON_MAX) -> int:
+    def horizon(self, steps_max: int = 1 << 20) -> int:
         """For how many steps beyond the running one the plan stays the same decode-only plan.
 
         Provided that no event but their results arrives and the runtime stops none of the rows.
@@ -113,8 +110,7 @@ class Replica:
         """
         if self._running is None or self._leaving:
             return 0
-        self._ahead = self._batching.horizon(self._running[1], steps_max)
-        return self._ahead
+        return self._batching.horizon(self._running[1], steps_max)
 
     def skip(self, stretch: Stretch) -> RunStep:
         """Apply the steps of a stretch at once; the running plan is then the one after them.
@@ -123,7 +119,7 @@ class Replica:
         has them) and nothing is reported. The stretch is no longer than ``horizon()``.
         """
         steps = len(stretch.durations_ns)
-        if self._running is None or not 0 < steps <= (self._ahead or self.horizon()):
+        if self._running is None or not 0 < steps <= self.horizon(steps):
             raise InternalError(f"a stretch of {steps} steps is beyond the horizon")
         self._steps += steps - 1
         self._steps_took(stretch.durations_ns, self._running[0].predicted_ns)
@@ -151,7 +147,6 @@ class Replica:
 
     def _run(self, batch: Batch) -> RunStep:
         self._steps += 1
-        self._ahead = 0
         plan = batch.plan(self._steps, self.cost.step_ns(batch.load))
         self._running = (plan, batch)
         return RunStep(plan)
