@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import exp, lgamma, log
 from statistics import fmean, median
 
 from benchmarks.load.facts import DOOR_S_MAX, quantile
@@ -119,12 +120,14 @@ class Retries:
     ``told`` counts clients that were refused once and told when to come back within the run,
     ``first`` the share of them that were served at that retry. ``peak`` is the fullest second over
     the mean second, from the first retry to the last; ``peak_5s`` is that for five seconds.
+    ``peak_poisson`` is what the same number of retries at random times would show in seconds.
     """
 
     refused: int
     told: int
     first: float
     peak: float
+    peak_poisson: float
     peak_5s: float
     wait_s_p50: float
     wait_s_max: float
@@ -145,6 +148,7 @@ def retries(run: Run) -> Retries:
         told=len(settled),
         first=sum(one.status == 200 for one in settled) / len(settled) if settled else 0.0,
         peak=_peak(at_s, 1.0),
+        peak_poisson=peak_poisson(_whole_bins(at_s, 1.0)),
         peak_5s=_peak(at_s, 5.0),
         wait_s_p50=_quantile(waits_s, 0.5),
         wait_s_max=max(waits_s, default=0.0),
@@ -159,10 +163,31 @@ def _bins(at_s: Sequence[float], width_s: float) -> list[int]:
     return [counts[number] for number in range(max(counts) + 1)]
 
 
-def _peak(at_s: Sequence[float], width_s: float) -> float:
+def _whole_bins(at_s: Sequence[float], width_s: float) -> list[int]:
+    """The bins without the last one, which is cut off by the last retry."""
     bins = _bins(at_s, width_s)
-    bins = bins[:-1] if len(bins) > 2 else bins  # the last is cut off by the last retry
+    return bins[:-1] if len(bins) > 2 else bins
+
+
+def _peak(at_s: Sequence[float], width_s: float) -> float:
+    bins = _whole_bins(at_s, width_s)
     return max(bins) / fmean(bins) if bins else 0.0
+
+
+def peak_poisson(bins: Sequence[int]) -> float:
+    """Median of the fullest of so many bins over their mean, if what is in them came at random.
+
+    Every bin is Poisson distributed then, and all of them are below ``n`` with the probability
+    ``F(n)`` to the power of their number.
+    """
+    mean = fmean(bins) if bins else 0.0
+    if not mean:
+        return 0.0
+    fullest, below = 0, exp(-mean)
+    while below ** len(bins) < 0.5:
+        fullest += 1
+        below += exp(fullest * log(mean) - mean - lgamma(fullest + 1))
+    return fullest / mean
 
 
 def present(values: Iterable[float | None]) -> list[float]:

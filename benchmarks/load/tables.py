@@ -248,7 +248,7 @@ def retry_tables(source: Source) -> list[Table]:
     """Clients that wait as told."""
     columns = (
         "engine", "refused", "told and back", "served at first retry", "peak/mean, 1 s",
-        "peak/mean, 5 s", "told wait p50, s", "longest, s", "good, req/s",
+        "at random", "peak/mean, 5 s", "told wait p50, s", "longest, s", "good, req/s",
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     for engine in source.engines:
@@ -259,7 +259,8 @@ def retry_tables(source: Source) -> list[Table]:
         good = goodput(run, source.settings.targets).good
         rows.append(
             (
-                LABELS[engine], one.refused, one.told, Share(one.first), one.peak, one.peak_5s,
+                LABELS[engine], one.refused, one.told, Share(one.first), one.peak,
+                one.peak_poisson, one.peak_5s,
                 one.wait_s_p50, one.wait_s_max, good,
             )
         )  # fmt: skip

@@ -9,7 +9,7 @@ from sluice.config.sections import ModelSection
 from sluice.config.settings import Settings
 from sluice.core.events import ReplicaLimits
 from sluice.core.fleet_replica import FleetReplica
-from sluice.core.pools import PoolView
+from sluice.core.pool_view import PoolView
 from sluice.core.scaling import Decision
 
 LIMITS = ReplicaLimits(8192, 32, 1024, 32, block_bytes=1 << 20)

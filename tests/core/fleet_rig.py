@@ -20,7 +20,7 @@ from sluice.core.events import (
 from sluice.core.fleet import Fleet
 from sluice.core.fleet_replica import RestartLimits
 from sluice.core.limits import PoolLimits, TenantLimits
-from sluice.core.pools import PoolView
+from sluice.core.pool_view import PoolView
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 
 LIMITS = ReplicaLimits(context_tokens_max=2048, block_size=32, blocks_total=256, sequences_max=1)

@@ -85,6 +85,22 @@ def test_tenant_ahead_of_its_share_comes_after_the_others_of_its_tier():
     assert waiting.order() == ["quiet", "flood", "lower"]
 
 
+def test_the_tenant_with_more_residents_is_ahead_before_anything_is_computed():
+    waiting = Waiting()
+    quiet = waiting.add("quiet", tenant="quiet")
+    flood = [waiting.add(f"flood{n}", tenant="flood") for n in range(6)]
+    for sequence in (quiet, *flood):
+        waiting.roster.admit(sequence)
+    assert waiting.roster.shares.ahead("flood")
+    assert not waiting.roster.shares.ahead("quiet")
+    waiting.add("next", tenant="flood")
+    waiting.add("other", tenant="quiet")
+    assert waiting.order() == ["other", "next"]
+    waiting.roster.preempt(flood[0])
+    waiting.roster.end(flood[1])
+    assert not waiting.roster.shares.ahead("flood")
+
+
 def test_backlog_beyond_the_due_times_turns_the_order_to_shortest_first():
     """2,400 ms of work are more than the last of three can wait for."""
     waiting = Waiting()

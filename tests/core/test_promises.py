@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from sluice.core.admission import NS_PER_S
 from sluice.core.events import (
     Cancelled,
     Dispatch,
@@ -18,6 +19,7 @@ from sluice.core.events import (
     Tick,
 )
 from sluice.core.limits import PoolLimits, TenantLimits
+from sluice.core.pools import EXPECTED_NS
 from sluice.core.request import EndReason, PhaseTimes, Rung, Usage
 from tests.core.fleet_rig import LIMITS, Driver, dispatched, rejects, report, request, seconds
 
@@ -353,6 +355,40 @@ def test_places_are_kept_for_the_other_tenant_from_one_that_is_ahead() -> None:
     # Eight of ten are on board: two are kept.
     assert dispatched(driver.arrive(0, request("h8", tenant="heavy"))) == []
     assert len(dispatched(driver.arrive(0, request("l1", tenant="light")))) == 1
+
+
+def crowd(driver: Driver, at_s: float, count: int = 10) -> int:
+    """How many of so many requests of one tenant start at once."""
+    requests = (request(f"{at_s}-{n}", tenant="crowd") for n in range(count))
+    return len(dispatched(driver.arrive(at_s, *requests)))
+
+
+def quiet_tenant(count: int = 10) -> Driver:
+    """A tenant has asked once, and has had its answer for longer than it counts as active."""
+    driver = slots(count, headroom=0.2, queue_places_max=0)
+    driver.arrive(0, request("q0", tenant="quiet"))
+    driver.complete(1, "q0")
+    return driver
+
+
+def test_a_place_is_left_for_a_tenant_that_asked_not_long_ago() -> None:
+    driver = quiet_tenant()
+    assert crowd(driver, 20) == 9
+    assert len(dispatched(driver.arrive(21, request("q1", tenant="quiet")))) == 1
+
+
+def test_no_place_is_left_for_one_that_has_not_asked_for_long_or_of_few() -> None:
+    assert crowd(quiet_tenant(), EXPECTED_NS / NS_PER_S + 1) == 10
+    assert crowd(quiet_tenant(count=4), 20, count=4) == 4
+
+
+def test_the_place_left_for_another_tenant_costs_no_tokenising() -> None:
+    driver = quiet_tenant()
+    crowd(driver, 20)
+    newcomer = request("more", tenant="crowd", likeness=7)
+    assert driver.fleet.refusal_before("m", newcomer, driver.now_ns) is not None
+    other = replace(newcomer, tenant="quiet")
+    assert driver.fleet.refusal_before("m", other, driver.now_ns) is None
 
 
 # -------------------------------------------------------------------------------------- coming back

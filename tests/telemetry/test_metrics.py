@@ -25,7 +25,7 @@ from sluice.core.events import (
 )
 from sluice.core.fleet import Fleet
 from sluice.core.limits import PoolLimits
-from sluice.core.pools import PoolView
+from sluice.core.pool_view import PoolView
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.telemetry.metric_table import (
     METRICS,

@@ -7,7 +7,7 @@ import pytest
 from sluice.core.events import Report
 from sluice.core.fleet_replica import ReplicaView
 from sluice.core.lifecycle import ReplicaState
-from sluice.core.pools import PoolView
+from sluice.core.pool_view import PoolView
 from sluice.core.request import EndReason, PhaseTimes, Rung, Usage
 from sluice.core.scaling import Decision
 from sluice.telemetry.metric_table import Outcome

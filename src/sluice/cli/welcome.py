@@ -7,7 +7,7 @@ from types import MappingProxyType
 from sluice.cluster.remote_model import CONTEXT_TOKENS_UNKNOWN
 from sluice.config.settings import Settings
 from sluice.core.events import ReplicaLimits
-from sluice.core.pools import PoolView
+from sluice.core.pool_view import PoolView
 
 _MIB = 1024**2
 

@@ -54,7 +54,7 @@ from sluice.core.events import (
 from sluice.core.fleet import Fleet
 from sluice.core.model_routes import Choice, Question, RouteView
 from sluice.core.path_budget import Predicted
-from sluice.core.pools import PoolView
+from sluice.core.pool_view import PoolView
 from sluice.core.quota import QuotaLeft
 from sluice.core.request import EndReason, PhaseTimes, Request, Usage
 from sluice.core.tenants import Allowance

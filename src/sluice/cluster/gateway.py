@@ -15,7 +15,7 @@ from sluice.cluster.forward import Forward
 from sluice.cluster.observer import Observer
 from sluice.cluster.operated import Operated
 from sluice.core.errors import ModelNotFound, Overloaded, RequestError
-from sluice.core.pools import PoolView
+from sluice.core.pool_view import PoolView
 from sluice.core.tenants import Allowance
 from sluice.runtime.generation import (
     NOTHING_REMOTE,

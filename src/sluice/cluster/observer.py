@@ -24,7 +24,7 @@ from sluice.core.events import (
     Shorten,
 )
 from sluice.core.model_routes import Choice, RouteView
-from sluice.core.pools import PoolView
+from sluice.core.pool_view import PoolView
 from sluice.core.request import COMPLETE, EndReason, Request, Rung
 from sluice.executors.stream import Gauges
 from sluice.runtime import messages

@@ -15,7 +15,7 @@ import sluice
 from sluice.cluster.observer import Observer
 from sluice.core.breaker import BreakerState
 from sluice.core.fleet_replica import ReplicaView
-from sluice.core.pools import PoolView
+from sluice.core.pool_view import PoolView
 from sluice.core.scaling import Decision
 from sluice.telemetry.recent import Order, Over
 from sluice.telemetry.records import (

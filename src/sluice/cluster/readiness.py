@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 
 from sluice.core.fleet_replica import ReplicaView
 from sluice.core.lifecycle import ReplicaState
-from sluice.core.pools import PoolView
+from sluice.core.pool_view import PoolView
 from sluice.runtime.generation import Absent, Readiness, ReplicaStatus
 
 _GOING = (ReplicaState.STARTING, ReplicaState.WARM, ReplicaState.READY, ReplicaState.DRAINING)

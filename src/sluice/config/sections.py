@@ -374,7 +374,8 @@ class ModelSection:
     """Share of the places that run at a time which is kept from tenants that are ahead of their
     share while another tenant is active, and from tiers above 0 while tier 0 is in use. A larger
     one lets the others start at once more often and leaves more places idle. With one tenant and
-    one tier nothing is kept back."""
+    one tier nothing is kept back but one place, where more than one would be and another tenant
+    asked in the last ten minutes."""
 
     aging_s: Annotated[Seconds | None, Without("strict")] = 30.0
     """Longest wait behind stricter tiers, as far as it can be foreseen: then the first request of

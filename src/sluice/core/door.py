@@ -157,7 +157,7 @@ class Door:
         if not pool.queue or pool.goes_first(accepted, now_ns):
             self.scores = pool.standing(accepted, now_ns)
         if not self.scores:
-            kept = pool.kept_places() if pool.restricted(accepted, now_ns) else 0
+            kept = pool.kept_from(accepted, pool.kept_places(), now_ns)
             places, free = pool.places() + request.choices, pool.seats() - kept
             return Refusal(429, "no_free_place", places, free, pool.departure_ns(1, now_ns))
         refusal = late_at_start(pool, accepted, self.scores[0].replica_id, now_ns)

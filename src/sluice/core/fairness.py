@@ -64,6 +64,14 @@ class FairShares:
         self._least: int | None = None
         self._least_with_claims: int | None = None
 
+    def __len__(self) -> int:
+        """Tenants that have a request here."""
+        return len(self._active)
+
+    def __contains__(self, tenant: str) -> bool:
+        """Whether the tenant has a request here."""
+        return tenant in self._active
+
     def enter(self, tenant: str, weight: float) -> None:
         """One more request of this tenant is here. ``weight`` is its share against the others'."""
         assert weight > 0.0, "a tenant's weight is positive"

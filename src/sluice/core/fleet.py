@@ -46,7 +46,7 @@ from sluice.core.events import (
     WakeAt,
 )
 from sluice.core.fleet_replica import FleetReplica, RestartLimits
-from sluice.core.holding import not_held, not_ready, view
+from sluice.core.holding import not_held, not_ready
 from sluice.core.ladder import Leaves, Stays
 from sluice.core.lifecycle import REPLICA_MOVES, ReplicaState
 from sluice.core.limits import PoolLimits, RouteLimits, TenantLimits
@@ -54,7 +54,8 @@ from sluice.core.membership import let_leave, set_limits
 from sluice.core.model_routes import Choice, ModelRoute, Question, set_routes
 from sluice.core.news import hear
 from sluice.core.path_budget import Predicted
-from sluice.core.pools import Pool, PoolView
+from sluice.core.pool_view import PoolView, view
+from sluice.core.pools import Pool
 from sluice.core.request import EndReason, Request, Rung, Usage
 from sluice.core.supply import attend, begin, overstayed, pin
 from sluice.core.tenants import Allowance, TenantLedger

@@ -1,28 +1,25 @@
 """Requests that come while no replica of their model serves: held until one does, or refused.
 
-Asked by ``core/fleet.py``, ``core/door.py`` and ``core/attempts.py``. Whoever is not held has asked
-all the same: it wakes a replica of a model that has none. What is started is decided in
-``core/supply.py``.
+Asked by ``core/fleet.py``, ``core/door.py``, ``core/attempts.py`` and, for what is shown,
+``core/pool_view.py``. Whoever is not held has asked all the same: it wakes a replica of a model
+that has none. What is started is decided in ``core/supply.py``.
 """
-
-from dataclasses import replace
 
 from sluice.core.admission import NS_PER_S, Absence, Refusal
 from sluice.core.lifecycle import ReplicaState
-from sluice.core.pools import Pool, PoolView
+from sluice.core.pools import Pool
 from sluice.core.request import Request
 from sluice.core.supply import asked, nobody
 
 
-def view(pool: Pool, now_ns: int) -> PoolView:
-    """What others may know of a pool."""
-    told = pool.view(now_ns)
+def absence(pool: Pool, now_ns: int) -> Absence | None:
+    """What becomes of requests while no replica serves; ``None`` where one does."""
     if pool.ready():
-        return told
+        return None
     refusal, scaler = _refusal(pool, now_ns), pool.scaler
     wait_ns = pool.ready_in_ns(now_ns) if refusal is None else refusal.wait_ns
     resting = scaler is not None and not scaler.limits.replicas_min and pool.may_serve_soon()
-    return replace(told, absence=Absence(wait_ns, held=refusal is None, resting=resting))
+    return Absence(wait_ns, held=refusal is None, resting=resting)
 
 
 def not_ready(pool: Pool, now_ns: int) -> Refusal:

@@ -101,8 +101,9 @@ class PoolLimits:
     the first that serves, where nothing of this one serves. ``utilisation`` is the share of
     the pool's speed that is counted on where a wait is promised: higher accepts more and later.
     ``headroom`` is the share of places kept free of tenants over their share while another one is
-    active, and of tiers above 0 while tier 0 is. ``aging_ns`` is the wait that lower tiers are not
-    to pass, ``None`` for strict order of tiers. ``weights`` are the shares of work that the
+    active, and of tiers above 0 while tier 0 is; where that is more than one place, one of them is
+    kept for a tenant that was active not long ago. ``aging_ns`` is the wait that lower tiers are
+    not to pass, ``None`` for strict order of tiers. ``weights`` are the shares of work that the
     replicas get, in their order; without them all get the same. ``remote`` is set where the
     replicas are engines elsewhere. With ``scale`` the replicas are places for as many as may run;
     without it all run.

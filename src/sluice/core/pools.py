@@ -1,7 +1,7 @@
 """The pool of a model: its replicas, the requests that wait for one, and what it can promise.
 
 Owned and changed by ``core/fleet.py`` and, in its service, ``core/door.py``, which judges whether a
-promise holds; the views are for everyone. The order of the waiting is ``core/queue.py``'s.
+promise holds. The order of the waiting is ``core/queue.py``'s.
 """
 
 from bisect import insort
@@ -13,11 +13,11 @@ from math import fsum
 from random import Random
 
 from sluice.core.accepted import Accepted, Order, Rank, Work
-from sluice.core.admission import NS_PER_S, Absence, Refusal
+from sluice.core.admission import NS_PER_S, Refusal
 from sluice.core.events import Dispatch, Ended, Reject, ReplicaLimits, ReplicaScore
 from sluice.core.fairness import FairShares
 from sluice.core.feasibility import Outlook, Sweep
-from sluice.core.fleet_replica import FleetReplica, ReplicaView
+from sluice.core.fleet_replica import FleetReplica
 from sluice.core.lifecycle import ReplicaState
 from sluice.core.limits import PoolLimits
 from sluice.core.lineup import Lineup, Lineups
@@ -27,7 +27,7 @@ from sluice.core.request import TIER_DEFAULT, TIER_MAX, TTFT_NS_DEFAULT, Request
 from sluice.core.retries import RetryBudget
 from sluice.core.returns import Returns
 from sluice.core.routing import block_chain, blocks_needed, rank
-from sluice.core.scaling import Decision, Scaler
+from sluice.core.scaling import Scaler
 from sluice.core.service import ServiceTimes
 
 # Time from start to ready that is told to clients before one was seen.
@@ -42,38 +42,8 @@ RETURNS_AT_ONCE = 2
 DEPARTURES_AHEAD = 16
 # A tenant counts as active, and tier 0 as in use, for so long after their last request.
 LATELY_NS = 10 * NS_PER_S
-
-
-@dataclass(frozen=True, slots=True)
-class PoolView:
-    """One model as metrics and operators see it. ``limits`` is ``None`` before one was ready.
-
-    ``waiting_tokens`` are the prompt tokens of the waiting, ``waiting_bytes`` their bodies.
-    ``wait_ns`` is the wait predicted for a newcomer of the default tier. ``longest_wait_ns`` holds,
-    for each tier of which some wait, how long the first of them has waited. ``bookings`` refused
-    clients were told when to come back; ``returning`` is the share of them that do. ``margin`` is
-    the factor by which predicted waits are stretched. ``scaling`` is the last decision on how many
-    replicas there are, where that follows the load; ``absence`` is set where none serves.
-    """
-
-    model: str
-    waiting: int
-    waiting_places: int
-    places: int
-    places_max: int
-    limits: ReplicaLimits | None
-    replicas: tuple[ReplicaView, ...]
-    waiting_tokens: int = 0
-    waiting_bytes: int = 0
-    waiting_tokens_max: int | None = None
-    waiting_bytes_max: int | None = None
-    wait_ns: int = 0
-    longest_wait_ns: tuple[tuple[int, int], ...] = ()
-    bookings: int = 0
-    returning: float = 1.0
-    margin: float = 1.0
-    scaling: Decision | None = None
-    absence: Absence | None = None
+# One that asked within this time is expected to ask again: a place is left for it.
+EXPECTED_NS = 600 * NS_PER_S
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +76,7 @@ class Pool:
     _lineups: Lineups = field(init=False)
     _shares: FairShares = field(default_factory=FairShares)
     _leaving: deque[tuple[int, str]] = field(default_factory=deque)
+    _latest: tuple[tuple[str, int], ...] = ()  # the two tenants that asked last, and when
     _strict_until_ns: int = 0
     _swept_ns: int = 0
 
@@ -191,10 +162,15 @@ class Pool:
     # ---------------------------------------------------------------------------------- arrivals
 
     def came(self, request: Request, now_ns: int) -> None:
-        """A request asks for this model: its tier is in use."""
+        """A request asks for this model: its tier is in use, its tenant active."""
         if request.tier == 0:
             self._strict_until_ns = now_ns + LATELY_NS
+        others = (latest for latest in self._latest if latest[0] != request.tenant)
+        self._latest = ((request.tenant, now_ns), *others)[:2]
         self._let_leave(now_ns)
+        if request.tenant not in self._shares:  # who has more than it is ahead when it is judged
+            self._shares.enter(request.tenant, request.weight)
+            self._leaving.append((now_ns + LATELY_NS, request.tenant))
 
     def accept(self, request: Request, number: int, now_ns: int) -> Accepted:
         """The request as it would be counted."""
@@ -291,7 +267,8 @@ class Pool:
     def refusal_before(self, least: Request, now_ns: int) -> Refusal | None:
         """Why a request is refused whatever its prompt is: nothing is free to run or to wait in."""
         takes_over = self.smaller is not None and Rung.SMALLER in least.overload
-        if takes_over or any(replica.places < replica.seats for replica in self.ready()):
+        free = sum(max(0, replica.seats - replica.places) for replica in self.ready())
+        if takes_over or free > self._kept_for_expected(least.tenant, now_ns):
             return None
         reason, places, places_max = "queue_full", self.places() + least.choices, self.places_max()
         if Rung.QUEUE not in least.overload:
@@ -364,18 +341,37 @@ class Pool:
         seats = self.seats()
         return min((seats - 1) // 2, round(self.limits.headroom * seats))
 
+    def kept_from(self, accepted: Accepted, most: int, now_ns: int) -> int:
+        """Of at ``most`` so many places those that this request leaves free."""
+        if self.restricted(accepted, now_ns):
+            return most
+        if accepted.aged or not accepted.order.newcomer:
+            return 0
+        return self._kept_for_expected(accepted.request.tenant, now_ns)
+
+    def _kept_for_expected(self, tenant: str, now_ns: int) -> int:
+        """One place, of many, where another tenant asked not long ago but not lately.
+
+        It would wait for somebody to end if all places were taken when it asks again.
+        """
+        expects = self.limits.remote is None and any(
+            other != tenant and at_ns > now_ns - EXPECTED_NS and other not in self._shares
+            for other, at_ns in self._latest
+        )
+        return int(expects and self.kept_places() > 1)
+
     def standing(self, accepted: Accepted, now_ns: int) -> tuple[ReplicaScore, ...]:
         """The replicas that can start the request at once, best first.
 
-        A restricted one leaves the kept places free, and starts only where no prompt is being
+        It leaves free what is kept from it. A restricted one starts only where no prompt is being
         computed: the next prompt of the others has at most one of the restricted before it.
         """
         request = accepted.request
         restricted = self.restricted(accepted, now_ns)
-        if restricted:
-            free = sum(replica.seats - replica.places for replica in self.ready())
-            if free < min(request.choices + self.kept_places(), self.seats()):
-                return ()
+        kept = self.kept_from(accepted, self.kept_places(), now_ns)
+        free = sum(replica.seats - replica.places for replica in self.ready()) if kept else 0
+        if kept and free < min(request.choices + kept, self.seats()):
+            return ()
         # Asking one elsewhere also tells how many it may be given, so none is passed over.
         elsewhere = self.limits.remote is not None
         replicas = [
@@ -405,12 +401,12 @@ class Pool:
         ``expected`` clients were told to come back soon and go ahead of ``newcomer``.
         """
         sweep = Sweep([r.track(self.rank, self.service, now_ns) for r in self.ready()])
-        kept = self.kept_places()
+        kept, most = 0, self.kept_places()
         outlooks = []
         for accepted in order:
-            if kept and self.restricted(accepted, now_ns):
-                sweep.keep(kept)
-                kept = 0
+            more = self.kept_from(accepted, most, now_ns) - kept if kept < most else 0
+            sweep.keep(max(0, more))
+            kept += max(0, more)
             if accepted is newcomer:
                 for _ in range(expected):
                     sweep.place(self.usual_work(accepted), self.rank(accepted))
@@ -558,8 +554,6 @@ class Pool:
         last_ns = times[-1] if times else 0
         return [*times, *(last_ns + n * gap_ns for n in range(1, count - len(times) + 1))]
 
-    # -------------------------------------------------------------------------------------- view
-
     def wait_ns(self, now_ns: int) -> int:
         """Predicted wait of a newcomer of the default tier and the usual size."""
         if not self.ready():
@@ -570,26 +564,3 @@ class Pool:
         usual.work = self.usual_work(usual)
         order = self.order_with(usual)
         return self.forecast(order, now_ns)[order.index(usual)].start_ns - now_ns
-
-    def view(self, now_ns: int) -> PoolView:
-        """What others may know of it."""
-        self.returns.expire(now_ns)
-        return PoolView(
-            model=self.limits.model,
-            waiting=len(self.queue) + sum(not accepted.over for *_, accepted in self.resting),
-            waiting_places=self.queue.places,
-            places=self.places(),
-            places_max=self.places_max(),
-            limits=self.widest(),
-            replicas=tuple(replica.view(now_ns) for replica in self.replicas),
-            waiting_tokens=self.queue.tokens,
-            waiting_bytes=self.queue.bytes,
-            waiting_tokens_max=self.tokens_max(),
-            waiting_bytes_max=self.limits.queue_bytes_max,
-            wait_ns=self.wait_ns(now_ns),
-            longest_wait_ns=self.queue.longest_wait_ns(now_ns),
-            bookings=len(self.returns),
-            returning=self.returns.share,
-            margin=self.wait_margin.factor(0.95, now_ns),
-            scaling=None if self.scaler is None else self.scaler.decision,
-        )

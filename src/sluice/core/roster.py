@@ -5,7 +5,6 @@ State shared by the planning of a step (``core/batching.py``) and the policies i
 """
 
 from bisect import insort
-from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -13,7 +12,7 @@ from operator import attrgetter
 from sluice.core.ceiling import Ceiling
 from sluice.core.costmodel import CostModel
 from sluice.core.events import ReplicaLimits
-from sluice.core.fairness import FairShares
+from sluice.core.fairness import QUANTUM_TOKENS, FairShares
 from sluice.core.kv import BlockLedger
 from sluice.core.lengths import OutputLengths
 from sluice.core.lifecycle import SequenceState
@@ -67,7 +66,8 @@ class Roster:
     """The waiting, in the order of arrival, and the residents, in the order of their admission.
 
     ``version`` changes whenever either list does: what did not fit can fit only after that.
-    ``shares`` counts what tenants got of prefill and output, up to the last ``settle_shares``.
+    ``shares`` counts what tenants got of prefill and output, up to the last ``settle_shares``, and
+    what their residents are predicted to take.
     """
 
     def __init__(self, limits: BatchingLimits, cost: CostModel) -> None:
@@ -83,15 +83,13 @@ class Roster:
         self.residents: list[Sequence] = []
         self.version = 0
         self.preemptions = 0
-        self._tenants: Counter[str] = Counter()
         self._preempted_tier: int | None = None
 
     def enter(self, sequence: Sequence) -> None:
         """Queue a sequence that has arrived."""
         request = sequence.generation.request
-        if request.tenant not in self._tenants:
+        if request.tenant not in self.shares:
             self._settle()  # a tenant starts where the least served one is
-        self._tenants[request.tenant] += 1
         self.shares.enter(request.tenant, request.weight)
         self.waiting.append(sequence)
         self.version += 1
@@ -103,14 +101,15 @@ class Roster:
         self.residents.append(sequence)
         self.ceiling.add(sequence)
         sequence.charged = max(sequence.charged, sequence.computed)  # the cache's part is free
+        sequence.claim = self._tokens_to_come(sequence)
+        self.shares.claim(sequence.generation.request.tenant, sequence.claim)
         self.version += 1
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a resident's blocks away; it waits again."""
         sequence.move(SequenceState.PREEMPTED)
         self._charge(sequence)
-        self.residents.remove(sequence)
-        self.ceiling.remove(sequence)
+        self._part(sequence)
         self.ledger.release(sequence.table)
         sequence.computed = 0
         sequence.preemptions += 1
@@ -127,10 +126,11 @@ class Roster:
         resident = sequence.state in (SequenceState.PREFILL, SequenceState.DECODE)
         sequence.move(SequenceState.ENDED)
         self._charge(sequence)
-        self._leave(sequence.generation.request.tenant)
-        (self.residents if resident else self.waiting).remove(sequence)
         if resident:
-            self.ceiling.remove(sequence)
+            self._part(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self.shares.leave(sequence.generation.request.tenant)
         self.ledger.release(sequence.table)
         self.version += 1
 
@@ -156,18 +156,24 @@ class Roster:
 
         One that is alone is ahead of nobody; its charge can wait.
         """
-        if len(self._tenants) > 1:
+        if len(self.shares) > 1:
             self._settle()
 
     def _settle(self) -> None:
         for sequence in self.residents:
             self._charge(sequence)
 
-    def _leave(self, tenant: str) -> None:
-        self.shares.leave(tenant)
-        self._tenants[tenant] -= 1
-        if not self._tenants[tenant]:
-            del self._tenants[tenant]
+    def _part(self, sequence: Sequence) -> None:
+        """It is no resident any more."""
+        self.residents.remove(sequence)
+        self.ceiling.remove(sequence)
+        self.shares.claim(sequence.generation.request.tenant, -sequence.claim)
+
+    def _tokens_to_come(self, sequence: Sequence) -> int:
+        """Tokens that are predicted to be computed for one that becomes resident."""
+        slo_class = sequence.generation.request.slo_class
+        usual = self.lengths.length(sequence.produced, 0.5, slo_class) or QUANTUM_TOKENS
+        return sequence.pending + min(sequence.remaining, max(1, usual - sequence.produced))
 
     def _charge(self, sequence: Sequence) -> None:
         """Charge for positions that were computed for the first time, not from the cache."""

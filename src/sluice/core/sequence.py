@@ -41,7 +41,8 @@ class Sequence:
     ``output_limit`` is the number of tokens it may generate; ``number`` orders by arrival. ``late``
     says that its first token was late or cannot be on time any more, as far as was seen when
     somebody last asked for prefill. ``passed`` counts later sequences that went ahead of it while
-    it did not fit; ``charged`` is the number of its tokens that its tenant was charged for.
+    it did not fit; ``charged`` is the number of its tokens that its tenant was charged for,
+    ``claim`` of those that it was predicted to take when it became resident.
     ``rested`` counts the last steps in a row that it was left out of for others.
     """
 
@@ -55,6 +56,7 @@ class Sequence:
     computed: int = 0
     produced: int = 0
     charged: int = 0
+    claim: int = 0
     passed: int = 0
     preemptions: int = 0
     rested: int = 0

@@ -42,7 +42,7 @@ from sluice.core.events import (
     WarmReplica,
 )
 from sluice.core.fleet import Fleet
-from sluice.core.pools import PoolView
+from sluice.core.pool_view import PoolView
 from sluice.core.replica import Replica
 from sluice.core.request import Request, Rung
 from sluice.executors.base import StepExecutor

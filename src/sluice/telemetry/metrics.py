@@ -28,7 +28,7 @@ from sluice.core.events import Report
 from sluice.core.fleet_replica import ReplicaView
 from sluice.core.lifecycle import ReplicaState
 from sluice.core.model_routes import RouteView
-from sluice.core.pools import PoolView
+from sluice.core.pool_view import PoolView
 from sluice.core.request import TIER_MAX, EndReason, Phase, PhaseTimes, Rung, Usage
 from sluice.telemetry.metric_table import (
     NO_CLASS,

@@ -13,7 +13,7 @@ import msgspec
 
 from sluice.core.fleet_replica import ReplicaView
 from sluice.core.lifecycle import ReplicaState
-from sluice.core.pools import PoolView
+from sluice.core.pool_view import PoolView
 from sluice.telemetry.metric_table import Outcome
 from sluice.telemetry.metrics import Metrics
 
