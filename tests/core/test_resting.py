@@ -38,3 +38,19 @@ def test_a_row_does_not_rest_for_a_prompt_of_its_own_or_a_lower_tier():
 
 def test_a_row_whose_next_token_is_due_soon_does_not_rest():
     assert all(beside(prompt_tier=1, at_ns=100 * MS, ttft_due_ns=S, tpot_ns=14 * MS))
+
+
+def test_a_row_that_rested_rests_again_after_steps_without_prompts():
+    run = run_of(limits_of())
+    run.submit(Request("row", 0, distinct(1, 10), 400, tier=5))
+    for number in range(3):
+        prompt = Request(f"prompt{number}", 0, distinct(2 + number, 60), 1, tier=1)
+        run.submit(prompt, S + number * 200 * MS)
+    run.run(until_ns=2 * S)
+    beside = [
+        [planned.sequence for planned in plan.rows]
+        for _, plan in run.steps
+        if any(row.sequence.request_id.startswith("prompt") for row in plan.rows)
+    ]
+    assert len(beside) == 3
+    assert not any(ROW in sequences for sequences in beside)

@@ -180,6 +180,8 @@ class Batching:
         joining = self._joining()
         if not wanting and not joining:
             self._owed_ns = 0
+            for sequence in batch.decodes:
+                sequence.rested = 0
             return
         budget = policy.budget(batch.decodes, batch.load, roster, now_ns)
         if budget.admission is not Admission.NONE:

@@ -14,7 +14,6 @@ from operator import attrgetter
 from typing import Protocol
 
 from sluice.core.costmodel import Load
-from sluice.core.lifecycle import SequenceState
 from sluice.core.request import TTFT_NS_DEFAULT
 from sluice.core.residency import (
     PREEMPTIONS_MAX,
@@ -235,9 +234,6 @@ class SloPolicy:
     ) -> list[Sequence]:
         """Who is of a larger class (tier, tenant ahead of its share) than the prompt that is next.
 
-        Where they are the more, the rows of its own class make way as well: its first token would
-        wait for them too, and they are many because steps beside the others are long.
-
         It makes way if its next token is not due before the end of the step after this one, and for
         ``RESTS_MAX`` steps in a row at most. Nobody makes way for a prompt that is late.
         """
@@ -246,12 +242,11 @@ class SloPolicy:
             return []
         best = roster.rank(first)
         later_ns = now_ns + 2 * roster.limits.step_ns_max
-        larger = [sequence for sequence in others if roster.rank(sequence) > best]
-        own = [s for s in others if s.state is SequenceState.DECODE and roster.rank(s) == best]
         return [
             sequence
-            for sequence in (larger + own if len(own) < len(larger) else larger)
+            for sequence in others
             if sequence.rested < RESTS_MAX
+            and roster.rank(sequence) > best
             and ((due_ns := sequence.due_ns()) is None or due_ns > later_ns)
         ]
 
