@@ -100,6 +100,8 @@ class Batching:
                 cost.observe(load.steps_later(steps), duration_ns)
         load = load.steps_later(len(stretch.durations_ns))
         batch.skip(stretch, self.roster.ledger)
+        for sequence in batch.decodes:
+            sequence.rested = 0
         self._seats.count()
         version, steps = self._blocked
         self._blocked = (version, steps - len(stretch.durations_ns))

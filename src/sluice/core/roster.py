@@ -67,7 +67,7 @@ class Roster:
 
     ``version`` changes whenever either list does: what did not fit can fit only after that.
     ``shares`` counts what tenants got of prefill and output, up to the last ``settle_shares``, and
-    what their residents are predicted to take.
+    what their residents are predicted to take, of each answer a quantum at most.
     """
 
     def __init__(self, limits: BatchingLimits, cost: CostModel) -> None:
@@ -101,8 +101,10 @@ class Roster:
         self.residents.append(sequence)
         self.ceiling.add(sequence)
         sequence.charged = max(sequence.charged, sequence.computed)  # the cache's part is free
-        sequence.claim = self._tokens_to_come(sequence)
-        self.shares.claim(sequence.generation.request.tenant, sequence.claim)
+        request, most = sequence.generation.request, min(sequence.remaining, QUANTUM_TOKENS)
+        output = self.lengths.remaining(sequence.produced, most, 0.5, request.slo_class)
+        sequence.claim = sequence.pending + output
+        self.shares.claim(request.tenant, sequence.claim)
         self.version += 1
 
     def preempt(self, sequence: Sequence) -> None:
@@ -168,12 +170,6 @@ class Roster:
         self.residents.remove(sequence)
         self.ceiling.remove(sequence)
         self.shares.claim(sequence.generation.request.tenant, -sequence.claim)
-
-    def _tokens_to_come(self, sequence: Sequence) -> int:
-        """Tokens that are predicted to be computed for one that becomes resident."""
-        slo_class = sequence.generation.request.slo_class
-        usual = self.lengths.length(sequence.produced, 0.5, slo_class) or QUANTUM_TOKENS
-        return sequence.pending + min(sequence.remaining, max(1, usual - sequence.produced))
 
     def _charge(self, sequence: Sequence) -> None:
         """Charge for positions that were computed for the first time, not from the cache."""
