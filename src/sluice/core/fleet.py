@@ -410,9 +410,8 @@ class Fleet:
     def refusal_before(self, model: str, least: Request, now_ns: int) -> Reject | None:
         """How a request would be refused whatever its prompt is, ``None`` if that depends on it.
 
-        ``least`` is the request without its prompt. For a driver that would otherwise work on a
-        prompt in vain; nothing is accepted or promised: ``Arrived`` decides, and counts. Raises
-        ``KeyError`` for a model that is not configured.
+        ``least`` is the request without its prompt. For a driver that would otherwise work in vain;
+        nothing is promised: ``Arrived`` decides, and counts. Raises ``KeyError`` as that does.
         """
         pool = self._pools[model]
         pool.came(least, now_ns)

@@ -343,11 +343,10 @@ class Pool:
 
     def kept_from(self, accepted: Accepted, most: int, now_ns: int) -> int:
         """Of at ``most`` so many places those that this request leaves free."""
-        if self.restricted(accepted, now_ns):
-            return most
         if accepted.aged or not accepted.order.newcomer:
             return 0
-        return self._kept_for_expected(accepted.request.tenant, now_ns)
+        expected = self._kept_for_expected(accepted.request.tenant, now_ns)
+        return most if self.restricted(accepted, now_ns) else expected
 
     def _kept_for_expected(self, tenant: str, now_ns: int) -> int:
         """One place, of many, where another tenant asked not long ago but not lately.

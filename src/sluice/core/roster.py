@@ -67,7 +67,7 @@ class Roster:
 
     ``version`` changes whenever either list does: what did not fit can fit only after that.
     ``shares`` counts what tenants got of prefill and output, up to the last ``settle_shares``, and
-    what their residents are predicted to take, of each answer a quantum at most.
+    what their residents may take, of each answer a quantum at most.
     """
 
     def __init__(self, limits: BatchingLimits, cost: CostModel) -> None:
@@ -101,17 +101,17 @@ class Roster:
         self.residents.append(sequence)
         self.ceiling.add(sequence)
         sequence.charged = max(sequence.charged, sequence.computed)  # the cache's part is free
-        request, most = sequence.generation.request, min(sequence.remaining, QUANTUM_TOKENS)
-        output = self.lengths.remaining(sequence.produced, most, 0.5, request.slo_class)
-        sequence.claim = sequence.pending + output
-        self.shares.claim(request.tenant, sequence.claim)
+        sequence.claim = sequence.pending + min(sequence.remaining, QUANTUM_TOKENS)
+        self.shares.claim(sequence.generation.request.tenant, sequence.claim)
         self.version += 1
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a resident's blocks away; it waits again."""
         sequence.move(SequenceState.PREEMPTED)
         self._charge(sequence)
-        self._part(sequence)
+        self.residents.remove(sequence)
+        self.ceiling.remove(sequence)
+        self.shares.claim(sequence.generation.request.tenant, -sequence.claim)
         self.ledger.release(sequence.table)
         sequence.computed = 0
         sequence.preemptions += 1
@@ -128,10 +128,10 @@ class Roster:
         resident = sequence.state in (SequenceState.PREFILL, SequenceState.DECODE)
         sequence.move(SequenceState.ENDED)
         self._charge(sequence)
+        (self.residents if resident else self.waiting).remove(sequence)
         if resident:
-            self._part(sequence)
-        else:
-            self.waiting.remove(sequence)
+            self.ceiling.remove(sequence)
+            self.shares.claim(sequence.generation.request.tenant, -sequence.claim)
         self.shares.leave(sequence.generation.request.tenant)
         self.ledger.release(sequence.table)
         self.version += 1
@@ -164,12 +164,6 @@ class Roster:
     def _settle(self) -> None:
         for sequence in self.residents:
             self._charge(sequence)
-
-    def _part(self, sequence: Sequence) -> None:
-        """It is no resident any more."""
-        self.residents.remove(sequence)
-        self.ceiling.remove(sequence)
-        self.shares.claim(sequence.generation.request.tenant, -sequence.claim)
 
     def _charge(self, sequence: Sequence) -> None:
         """Charge for positions that were computed for the first time, not from the cache."""

@@ -42,7 +42,7 @@ class Sequence:
     says that its first token was late or cannot be on time any more, as far as was seen when
     somebody last asked for prefill. ``passed`` counts later sequences that went ahead of it while
     it did not fit; ``charged`` is the number of its tokens that its tenant was charged for,
-    ``claim`` of those that it was predicted to take when it became resident.
+    ``claim`` of those that it could take when it became resident.
     ``rested`` counts the last steps in a row that it was left out of for others.
     """
 
