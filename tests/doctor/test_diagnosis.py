@@ -38,7 +38,7 @@ def diagnosed(incident, **wanted):
 @pytest.mark.parametrize(
     ("seed", "cause"),
     [
-        (503, "mixed_prompts"),
+        (508, "mixed_prompts"),
         (504, "longer_context"),
         (513, "admission_limits"),
         (514, "slow_retrieval"),
