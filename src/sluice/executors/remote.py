@@ -214,9 +214,10 @@ class RemoteEngine:
         return gauges
 
     async def _exchange(
-        self, method: str, path: str, body: bytes = b"", wait_s: float = _SIDE_DEADLINE_S
+        self, method: str, path: str, body: bytes = b"", wait_s: float | None = None
     ) -> Reply:
         """A short request beside the answers. Raises ``UpstreamError``."""
+        wait_s = _SIDE_DEADLINE_S if wait_s is None else wait_s
         request = UpstreamRequest("", path, body, streamed=False)
         connection = await self._side_pool.acquire(_SIDE_DEADLINE_S)
         try:
