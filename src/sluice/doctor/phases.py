@@ -143,7 +143,8 @@ def _counted_twice(scene: Scene, fleet: Floats) -> Floats:
     )
     before = np.nan_to_num(requests["admission_ns"] + requests["retrieval_ns"])
     seen = requests["seen_ns"] - requests["arrived_ns"]
-    inside = np.abs(told - life) < 1e6
+    # The phases sum to the life, up to the way of the messages: with the wait or without it?
+    inside = np.abs(told - life) < np.abs(told + np.nan_to_num(fleet) - life)
     # Admission ends at the dispatch where it holds the wait already.
     holds = before >= seen + 0.5 * np.nan_to_num(fleet)
     return np.where(inside & ~holds, np.nan_to_num(fleet), 0.0)
