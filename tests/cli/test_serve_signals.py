@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import sys
+from contextlib import suppress
 
 import pytest
 
@@ -39,6 +41,14 @@ async def stopped_by(number: signal.Signals, reload=no_reload) -> Stop:
 def test_the_first_signal_of_any_kind_lets_requests_finish(number):
     stop = asyncio.run(stopped_by(number))
     assert not stop.now.is_set()
+
+
+def test_a_server_whose_output_nobody_reads_any_more_stops_all_the_same(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with suppress(BrokenPipeError), os.fdopen(writer, "w") as broken:
+        monkeypatch.setattr(sys, "stderr", broken)
+        asyncio.run(stopped_by(signal.SIGTERM))
 
 
 def test_a_hang_up_that_is_ignored_stays_so_as_under_nohup():

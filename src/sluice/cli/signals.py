@@ -28,8 +28,9 @@ def listen_to_signals(stop: Stop, reload: Callable[[], Awaitable[object]]) -> No
 
     def stop_further() -> None:
         if not stop.soon.is_set():
-            click.echo("draining; press Ctrl-C again to end running requests", err=True)
             stop.soon.set()
+            with suppress(OSError):  # who read it may be gone
+                click.echo("draining; press Ctrl-C again to end running requests", err=True)
             return
         stop.now.set()
         for each in numbers:
