@@ -48,7 +48,8 @@ def test_a_server_whose_output_nobody_reads_any_more_stops_all_the_same(monkeypa
     os.close(reader)
     with suppress(BrokenPipeError), os.fdopen(writer, "w") as broken:
         monkeypatch.setattr(sys, "stderr", broken)
-        asyncio.run(stopped_by(signal.SIGTERM))
+        stop = asyncio.run(stopped_by(signal.SIGTERM))
+    assert stop.soon.is_set()
 
 
 def test_a_hang_up_that_is_ignored_stays_so_as_under_nohup():
