@@ -14,7 +14,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "doctor.md").read_text(en
 COMMANDS = [
     line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()
 ]
-OUTPUT, _WATCHING = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+OUTPUT = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)[0]
 NUMBERS = re.compile(r"[\d,.]+( ms| s)?|\s+")
 
 

@@ -36,6 +36,7 @@ def test_the_wait_in_the_fleet_counts_once(tmp_path, apart):
     journal = read_journal(written(tmp_path, found))
     window = Window(10.0 * S, 21.0 * S)
     excess = diagnose(journal, Wanted(incident=window)).excess
+    assert excess is not None
     assert excess.phases["fleet_queue"] == pytest.approx(0.9, abs=0.01)
     assert excess.phases["queue"] == pytest.approx(0.05, abs=0.01)
     assert excess.unattributed_s == pytest.approx(0.0, abs=0.01)
