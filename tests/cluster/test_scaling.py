@@ -154,11 +154,11 @@ def test_one_that_never_becomes_ready_is_started_later_and_later_and_the_others_
     async def work() -> None:
         rig = Rig(replicas=2, scale=scale(2))
         await rig.gateway.start()
-        rig.driver.pin_replicas("tiny", 2)
         bad, words = rig.processes["tiny-1"], "the model was not loaded within 5 s (load_max)"
+        bad._load_s = 100.0
+        rig.driver.pin_replicas("tiny", 2)
         waits_s = []
         for _ in range(3):
-            bad._load_s = 100.0
             await rig.until(lambda: states(rig)[1] == "starting")
             await asyncio.sleep(5)
             bad.tell(LoadFailed(words, permanent=False))

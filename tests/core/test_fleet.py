@@ -350,10 +350,10 @@ def test_before_a_replica_is_ready_requests_are_refused_with_the_time_to_ready()
     driver.at(5, ReplicaReady("m-0", LIMITS), ReplicaLost("m-0", "gone"))
     (again,) = rejects(driver.arrive(5, request("r")))
     assert again.retry_after_s is not None
-    assert 5.5 <= again.retry_after_s <= 6.9  # the back-off, and the 5 s that the load took
+    assert 5 <= again.retry_after_s <= 6.3  # no back-off, and the 5 s that the load took
 
 
-def test_a_lost_replica_is_started_again_with_growing_waits_then_rarely() -> None:
+def test_a_lost_replica_is_started_again_at_once_then_with_growing_waits_then_rarely() -> None:
     limits = RestartLimits(losses_max=4)
     driver = Driver(PoolLimits("m", ("m-0",)), restarts=limits)
     now_s = 0.0
@@ -368,8 +368,21 @@ def test_a_lost_replica_is_started_again_with_growing_waits_then_rarely() -> Non
         assert view.error == "exit status 1"
         now_s = view.start_ns / NS_PER_S
         assert driver.at(now_s, Tick()) == [StartReplica("m-0")]
-    assert waits == [0.5, 1, 2, 60, 60]
+    assert waits == [0, 1, 2, 60, 60]
     assert states == [ReplicaState.BACKOFF] * 3 + [ReplicaState.CRASH_LOOP] * 2
+
+
+def test_one_that_never_became_ready_waits_from_its_first_loss_on() -> None:
+    driver = Driver(PoolLimits("m", ("m-0",)))
+    waits, now_s = [], 0.0
+    for _ in range(3):
+        driver.at(now_s, ReplicaLost("m-0", "exit status 1"))
+        (view,) = driver.pool.replicas
+        assert view.start_ns is not None
+        waits.append(view.start_ns / NS_PER_S - now_s)
+        now_s = view.start_ns / NS_PER_S
+        driver.at(now_s, Tick())
+    assert waits == [0.5, 1, 2]
 
 
 def test_losses_long_ago_are_forgotten() -> None:

@@ -94,6 +94,27 @@ def test_a_warm_replica_is_woken_before_a_cold_one_starts_and_the_pool_is_filled
     assert states(driver)[:3] == ["ready", "ready", "starting"]
 
 
+def test_a_warm_replica_takes_the_place_of_a_lost_one_at_once_and_that_one_loads_to_be_warm():
+    driver = scaled(warm=1)
+    driver.at(1, ReplicaReady("m-0", WIDE), ReplicaReady("m-1", WIDE))
+    effects = driver.at(5, ReplicaLost("m-0", "its machine is gone"))
+    assert [one.replica_id for one in effects if isinstance(one, StartReplica)] == ["m-1"]
+    assert [one.replica_id for one in effects if isinstance(one, WarmReplica)] == ["m-0"]
+    driver.at(6, ReplicaReady("m-1", WIDE))
+    driver.at(9, ReplicaReady("m-0", WIDE))
+    assert states(driver)[:3] == ["warm", "ready", "stopped"]
+
+
+def test_a_lost_replica_that_served_starts_again_at_once_and_the_next_time_after_a_wait():
+    driver = pinned(2)
+    lost = driver.at(2, ReplicaLost("m-1", "its machine is gone"))
+    assert [one.replica_id for one in lost if isinstance(one, StartReplica)] == ["m-1"]
+    driver.at(3, ReplicaReady("m-1", WIDE))
+    assert not of(StartReplica, driver.at(4, ReplicaLost("m-1", "killed")))
+    assert states(driver)[:2] == ["ready", "backoff"]
+    assert len(of(StartReplica, ticks(driver, 4.1, 6, 0.1))) == 1
+
+
 def test_a_warm_replica_is_woken_between_decisions_once_somebody_has_waited_a_second():
     driver = scaled(warm=1)
     driver.at(1, ReplicaReady("m-0", LIMITS), ReplicaReady("m-1", LIMITS))
@@ -377,8 +398,9 @@ def test_duplicate_and_late_news_of_replicas_change_nothing():
     driver.at(2, ReplicaReady("m-0", WIDE), ReplicaReady("m-0", WIDE))
     assert states(driver)[:2] == ["ready", "ready"]
     lost = ReplicaLost("m-1", "killed")
+    driver.at(2, lost, ReplicaReady("m-1", WIDE))
     assert of(StartReplica, driver.at(3, lost, lost)) == []
-    assert driver.pool.replicas[1].losses == 1
+    assert driver.pool.replicas[1].losses == 2
     driver.at(3.1, ReplicaReady("m-1", WIDE))  # of the process that is gone
     assert states(driver)[:2] == ["ready", "backoff"]
     assert of(StartReplica, ticks(driver, 3.2, 9, 0.1)) == [StartReplica("m-1")]

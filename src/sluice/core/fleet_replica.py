@@ -46,7 +46,8 @@ SPREAD = 2_654_435_769
 class RestartLimits:
     """When a lost replica is started again.
 
-    The wait doubles from ``backoff_ns_min`` to ``backoff_ns_max`` with each loss. Losses older than
+    At once after the first loss of one that was loaded: most of those lost their machine. Else the
+    wait doubles from ``backoff_ns_min`` to ``backoff_ns_max`` with each loss. Losses older than
     ``window_ns`` are forgotten; from ``losses_max`` within it on, the replica counts as being in a
     crash loop and is started every ``crash_loop_ns``.
     """
@@ -212,38 +213,39 @@ class FleetReplica:
         self.prefixes = PrefixMemory(min(limits.blocks_total, known_max))
 
     def lose(self, error: str, restarts: RestartLimits | None, now_ns: int) -> None:
-        """It is gone; its next start is planned, or none where ``restarts`` is ``None``."""
-        if self.state is not ReplicaState.STARTING:
+        """It is gone; its next start is planned, or none where ``restarts`` is ``None``.
+
+        Scaling decides at once what takes the place of one that may start without a wait.
+        """
+        loaded = self.state is not ReplicaState.STARTING
+        if loaded:
             self.asked_ns = now_ns
         self.warming, self.woken, self.leave_by_ns = False, False, None
         recent = [at for at in self.losses_ns if restarts and now_ns - at <= restarts.window_ns]
-        losses = len(recent) + 1
-        if restarts is None:
+        losses, at_once = len(recent) + 1, loaded and not recent
+        if restarts is None or (self.scaled and at_once):
             self.move(ReplicaState.STOPPED)
         elif losses >= restarts.losses_max:
             self.move(ReplicaState.CRASH_LOOP)
             self.start_ns = now_ns + restarts.crash_loop_ns
         else:
             self.move(ReplicaState.BACKOFF)
-            doubled_ns = restarts.backoff_ns_min << (losses - 1)
+            doubled_ns = 0 if at_once else restarts.backoff_ns_min << (losses - 1)
             self.start_ns = now_ns + min(doubled_ns, restarts.backoff_ns_max)
         self.losses_ns = [*recent, now_ns]
-        self.error = error
-        self.report = None
+        self.error, self.report = error, None
 
     def part(self, error: str, now_ns: int) -> None:
         """It does not answer any more: it is asked again at once, and keeps what is on board."""
         self.move(ReplicaState.BACKOFF)
         self.start_ns = now_ns
         self.losses_ns = [*self.losses_ns[-1:], now_ns]
-        self.error = error
-        self.report = None
+        self.error, self.report = error, None
 
     def fail(self, error: str) -> None:
         """It is gone for good: another start would end in the same way."""
         self.move(ReplicaState.FAILED)
-        self.error = error
-        self.report = None
+        self.error, self.report = error, None
 
     def stay_down(self) -> None:
         """It is not started again."""

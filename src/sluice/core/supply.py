@@ -49,13 +49,15 @@ def _decided(pool: Pool, before: Decision, now: Decision, now_ns: int) -> list[F
 
 def attend(pool: Pool, scaler: Scaler, now_ns: int) -> list[FleetEffect]:
     """Let go who has finished; decide anew where it is time, or where nobody would serve who
-    waits."""
+    waits; let another take the place of one that was lost."""
     effects = _let_go(pool, scaler) if scaler.leave_ns is not None else []
     if scaler.is_due(now_ns) or (pool.queue and scaler.pinned is None and nobody(pool)):
         effects += scale(pool, scaler, now_ns)
     elif scaler.pinned is None and _awaited(pool, now_ns):
         before, now = scaler.decision, standing(pool, now_ns)
         effects += _decided(pool, before, scaler.more(WAITED, now, now_ns), now_ns)
+    elif _is_short(pool, scaler.decision):
+        effects += supply(pool, scaler, now_ns)
     return effects
 
 
@@ -73,6 +75,13 @@ def _awaited(pool: Pool, now_ns: int) -> bool:
         return False
     lineup = pool.lineup()
     return bool(lineup.of(R.WARM)) and not any(replica.woken for replica in lineup.coming)
+
+
+def _is_short(pool: Pool, decision: Decision) -> bool:
+    """Whether one was lost that is replaced at once: by a warm one, or by its own next start."""
+    lineup = pool.lineup()
+    missing = decision.number > len(lineup.serving) + len(lineup.coming)
+    return missing and bool(lineup.warm or any(one.error for one in lineup.of(R.STOPPED)))
 
 
 def pin(pool: Pool, number: int | None) -> None:
