@@ -93,14 +93,14 @@ def ray_room(
         if section.start or not section.is_remote
         for number in range(section.replicas.min)
     ]
-    free = {one.address: [one.cpus, one.gpus, float(one.memory_bytes)] for one in machines}
+    free = [(one.address, [one.cpus, one.gpus, float(one.memory_bytes)]) for one in machines]
     rooms: dict[str, str] = {}
     missing: list[str] = []
     for needs, replica_id in sorted(wanted, key=lambda one: (-(one[0].cpus or 1.0), one[1])):
         asked = (1.0 if needs.cpus is None else needs.cpus, needs.gpus, float(needs.memory_bytes))
-        for address, left in free.items():
+        for address, left in free:
             if all(want <= have for want, have in zip(asked, left, strict=True)):
-                free[address] = [have - want for want, have in zip(asked, left, strict=True)]
+                left[:] = [have - want for want, have in zip(asked, left, strict=True)]
                 rooms[replica_id] = address
                 break
         else:

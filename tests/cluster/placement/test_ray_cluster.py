@@ -312,8 +312,13 @@ def test_a_machine_that_is_lost_under_load_costs_no_request_its_ending(cluster):
         assert whole > 50
         assert sum(ends.values()) - whole <= 16, "at most what ran when the machine was lost"
         # 0.3 s for its last words, and a start as the first ones; no pause before it.
-        assert back_s < 0.5 + 1.5 * started_s, (back_s, started_s)
+        assert back_s < 0.5 + 1.25 * started_s, (back_s, started_s)
 
+    async def nothing(gateway: LocalGateway) -> None:
+        pass
+
+    # Uses up the processes that Ray has in reserve, so that the first starts are like the later.
+    with_gateway(settings(cluster, 2), nothing)
     begun_s = time.monotonic()
     with_gateway(settings(cluster, 2), work)
 
