@@ -241,7 +241,7 @@ class Scaler:
             return {}
         more = now.serving + max(1.0, STEP_UP * now.serving)
         overrides = {}
-        if self._late_periods >= LATE_PERIODS:
+        if self._late_periods >= LATE_PERIODS and not now.warm:  # a warm one is woken before that
             overrides["queue_wait"] = more
         if preempted or now.kv > KV_PRESSURE * now.serving:
             overrides["kv_pressure"] = more
