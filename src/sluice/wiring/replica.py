@@ -4,13 +4,8 @@
 process loads its model, says so, serves until it is drained or its channel closes, and exits.
 """
 
-import logging
-import signal
-import socket
-import sys
 from contextlib import nullcontext
 
-from sluice.cluster.channel import ChannelClosed, ReplicaChannel
 from sluice.config.sections import SEQUENCES_MAX_DEFAULT
 from sluice.core.costmodel import Coefficients, LinearCostModel
 from sluice.core.errors import ModelLoadError
@@ -23,26 +18,8 @@ from sluice.runtime.model_folder import ModelFolder, read_model_folder
 from sluice.runtime.outputs import TextOutputs
 from sluice.runtime.prepare import hold
 from sluice.runtime.tokenizing import Tokenizer
-from sluice.telemetry import log
 from sluice.wiring.boot import ReplicaBoot
-from sluice.wiring.replica_life import Loaded, ReplicaLife
-
-_log = logging.getLogger("sluice.wiring.replica")  # as a program its name is __main__
-
-
-def main() -> None:
-    """Run the process that ``sys.argv`` describes."""
-    boot = ReplicaBoot.from_json(sys.argv[1])
-    channel = ReplicaChannel(socket.socket(fileno=int(sys.argv[2])))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway decides when to stop
-    log.set_up(boot.replica_id)
-    replica = life_of(sys.argv[1])
-    try:
-        replica.live(channel)
-    except ChannelClosed as closed:
-        _log.info("replica %s ends: %s", boot.replica_id, closed)
-    finally:
-        replica.close()
+from sluice.wiring.replica_life import Loaded, ReplicaLife, run_process
 
 
 def life_of(boot_text: str) -> ReplicaLife:
@@ -91,4 +68,4 @@ def make_executor(boot: ReplicaBoot, folder: ModelFolder) -> StepExecutor:
 
 
 if __name__ == "__main__":
-    main()
+    run_process(life_of)

@@ -5,12 +5,17 @@ actor that outlives its gateway. Imports no engine: who simulates is not to pay 
 """
 
 import gc
+import logging
 import secrets
+import signal
+import socket
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
+from sluice.cluster.channel import ChannelClosed, ReplicaChannel
 from sluice.config.sections import CHUNK_TOKENS_MAX_DEFAULT, ModelSection
 from sluice.core.costmodel import LinearCostModel
 from sluice.core.errors import ModelLoadError
@@ -25,8 +30,11 @@ from sluice.runtime.realtime import ReplicaDriver
 from sluice.runtime.recorder import Recorder
 from sluice.runtime.sequence_texts import Outputs
 from sluice.runtime.surroundings import Channel, Record, record_nothing
+from sluice.telemetry import log
 from sluice.wiring.boot import ReplicaBoot
 from sluice.wiring.journal import open_journal
+
+_log = logging.getLogger(__name__)
 
 
 class WarmableOutputs(Outputs, Protocol):
@@ -118,6 +126,25 @@ class ReplicaLife:
         if self._loaded is not None:
             self._loaded.executor.close()
         self._held.close()
+
+
+def run_process(life_of: Callable[[str], ReplicaLife]) -> None:
+    """Live in this process over the one channel that its arguments name: ``BOOT FD``.
+
+    ``BOOT`` is a ``ReplicaBoot`` as JSON, ``FD`` the file descriptor of the channel to the gateway.
+    """
+    boot_text, descriptor = sys.argv[1:]
+    replica_id = ReplicaBoot.from_json(boot_text).replica_id
+    channel = ReplicaChannel(socket.socket(fileno=int(descriptor)))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway decides when to stop
+    log.set_up(replica_id)
+    replica = life_of(boot_text)
+    try:
+        replica.live(channel)
+    except ChannelClosed as closed:
+        _log.info("replica %s ends: %s", replica_id, closed)
+    finally:
+        replica.close()
 
 
 def batching_limits(section: ModelSection, limits: ReplicaLimits) -> BatchingLimits:

@@ -4,42 +4,19 @@
 ``replica``. It loads no engine and no tokenizer, so that a machine can run dozens of them.
 """
 
-import logging
-import signal
-import socket
-import sys
 from dataclasses import replace
 
 import msgspec
 
-from sluice.cluster.channel import ChannelClosed, ReplicaChannel
 from sluice.core.costmodel import Coefficients, LinearCostModel
 from sluice.executors.paced import PacedExecutor
 from sluice.planner.steady import CHUNK_TOKENS_MAX
 from sluice.runtime.calibration import calibrate
 from sluice.runtime.clock import monotonic_ns, sleep_until
 from sluice.runtime.word_pieces import ANSWER_VOCABULARY, MadeUpOutputs
-from sluice.telemetry import log
 from sluice.wiring.boot import ReplicaBoot
-from sluice.wiring.replica_life import Loaded, ReplicaLife
+from sluice.wiring.replica_life import Loaded, ReplicaLife, run_process
 from sluice.wiring.simulated import simulated_model
-
-_log = logging.getLogger("sluice.wiring.simulated_replica")  # as a program its name is __main__
-
-
-def main() -> None:
-    """Run the process that ``sys.argv`` describes."""
-    boot = ReplicaBoot.from_json(sys.argv[1])
-    channel = ReplicaChannel(socket.socket(fileno=int(sys.argv[2])))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway decides when to stop
-    log.set_up(boot.replica_id)
-    replica = life_of(sys.argv[1])
-    try:
-        replica.live(channel)
-    except ChannelClosed as closed:
-        _log.info("replica %s ends: %s", boot.replica_id, closed)
-    finally:
-        replica.close()
 
 
 def life_of(boot_text: str) -> ReplicaLife:
@@ -62,4 +39,4 @@ def load(boot: ReplicaBoot) -> Loaded:
 
 
 if __name__ == "__main__":
-    main()
+    run_process(life_of)
