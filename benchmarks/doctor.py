@@ -128,6 +128,7 @@ def report(all_judged: list[Judged]) -> None:
     ]
     alarms = sum(each.spike for each in nulls)
     blamed = sum(bool(each.confirmed) for each in nulls)
+    misfits = [e.misfit for e in incidents if e.misfit is not None] or [0.0]
     rows = (
         ("spike confirmed", _of(len(found), len(incidents)), ""),
         ("top-1", _of(first, len(incidents)), "≥ 85 %"),
@@ -140,6 +141,8 @@ def report(all_judged: list[Judged]) -> None:
         ("causes confirmed without a fault", _of(blamed, len(nulls)), "≤ 5 %"),
         ("interval covers the true share", _of(sum(covered), len(covered)), "≥ 85 %"),
         ("median error of a share", f"{np.median(errors) if errors else 0.0:.2f}", ""),
+        ("replay off by, median and p90",
+         " and ".join(f"{one:.0%}" for one in np.quantile(misfits, (0.5, 0.9))), ""),
         ("CPU per diagnosis, median", f"{np.median([e.cpu_s for e in all_judged]):.1f} s", ""),
     )  # fmt: skip
     print()

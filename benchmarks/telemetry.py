@@ -1,10 +1,11 @@
 """What observing costs: CPU time per request, spans, and journal bytes, by what is on.
 
-``python -m benchmarks.telemetry [--requests N] [--rounds N] [--live N]``. First the observer alone:
-the same streamed requests with and without a journal, and the export of their spans as its process
-does it. Then a real server with a simulated model, asked by a process of its own: CPU time of the
-gateway's process for each request, without journal, with it, and with spans. CPU time is that of
-single processes, so that other work on the machine disturbs little. Medians, least and greatest.
+``python -m benchmarks.telemetry [--requests N] [--rounds N] [--live N] [--engine N]``. First the
+observer alone: the same streamed requests with and without a journal, and the export of their spans
+as its process does it. Then a real server with a simulated model, asked by a process of its own:
+CPU time of the gateway's process for each request, without journal, with it, and with spans. CPU
+time is that of single processes, so that other work on the machine disturbs little. Last, where
+``--engine`` asks for it, requests/s of the embedded engine at full load. Medians, least, greatest.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
@@ -143,8 +145,8 @@ VARIANTS = {
     "journal": [],
     "journal and spans, 1 % kept": ["tracing.endpoint=http://127.0.0.1:9", "tracing.share=0.01"],
 }
+SIMULATED, EMBEDDED = "sim:llama-3.1-8b@h100x1", "smollm2-135m-instruct"
 _SETTINGS = (
-    "models.m.source=sim:llama-3.1-8b@h100x1",
     "models.m.sequences_max=64",
     "models.m.queue_requests_max=500",
     "models.m.slo=chat",
@@ -158,7 +160,7 @@ head = (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
         b"content-type: application/json\r\ncontent-length: %d\r\n\r\n")
 async def client(n):
     for i in left:
-        prompt = [(n * 7919 + i * 104729 + k) % 50000 for k in range(300)]
+        prompt = [(n * 7919 + i * 104729 + k) % 49000 for k in range(300)]
         body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 60, "stream": True,
                            "ignore_eos": True}).encode()
         r, w = await asyncio.open_connection(host, port)
@@ -172,10 +174,20 @@ asyncio.run(main())
 """
 
 
-def live(count: int, options: list[str], folder: Path) -> tuple[float, float, int]:
-    """CPU time of gateway and exporter per request, and bytes of the whole journal."""
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Of requests to a real server: CPU time of gateway and exporter for each, journal, pace."""
+
+    gateway_us: float
+    spans_us: float
+    journal_bytes: int
+    requests_per_s: float
+
+
+def live(source: str, count: int, options: list[str], folder: Path) -> Live:
+    """Serve ``source`` to 32 clients until ``count`` requests are answered."""
     journal = folder / "journal"
-    settings = [*_SETTINGS, f"journal.dir={journal}", *options]
+    settings = [f"models.m.source={source}", *_SETTINGS, f"journal.dir={journal}", *options]
     command = [sys.executable, "-m", "sluice", "serve", "--listen", "127.0.0.1:0"]
     command += [word for one in settings for word in ("--set", one)]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -189,7 +201,9 @@ def live(count: int, options: list[str], folder: Path) -> tuple[float, float, in
         ask = [sys.executable, "-c", _CLIENT, host, port]
         subprocess.run([*ask, "100"], check=True)
         before, before_spans = spent_s([process]), spent_s(exporters)
+        began_s = time.monotonic()
         subprocess.run([*ask, str(count)], check=True)
+        took_s = time.monotonic() - began_s
         time.sleep(2.5)  # until the exporter has seen all
         gateway_us = (spent_s([process]) - before) / count * 1e6
         spans_us = (spent_s(exporters) - before_spans) / count * 1e6
@@ -197,7 +211,7 @@ def live(count: int, options: list[str], folder: Path) -> tuple[float, float, in
         server.send_signal(signal.SIGINT)
         server.wait(30)
     size = sum(path.stat().st_size for path in journal.glob("*")) if journal.exists() else 0
-    return gateway_us, spans_us, size // (count + 100)
+    return Live(gateway_us, spans_us, size // (count + 100), count / took_s)
 
 
 def spent_s(processes: list[psutil.Process]) -> float:
@@ -205,23 +219,41 @@ def spent_s(processes: list[psutil.Process]) -> float:
     return sum(one.cpu_times().user + one.cpu_times().system for one in processes)
 
 
-def print_live(count: int, rounds: int) -> None:
-    """The second table."""
-    found: dict[str, list[tuple[float, float, int]]] = {name: [] for name in VARIANTS}
+def in_turn(source: str, count: int, rounds: int) -> dict[str, list[Live]]:
+    """Each variant ``rounds`` times, one after the other."""
+    found: dict[str, list[Live]] = {name: [] for name in VARIANTS}
     for _ in range(rounds):
         for name, options in VARIANTS.items():
             with tempfile.TemporaryDirectory() as folder:
-                found[name].append(live(count, options, Path(folder)))
-    base = statistics.median(one[0] for one in found["no journal"])
+                found[name].append(live(source, count, options, Path(folder)))
+    return found
+
+
+def print_live(count: int, rounds: int) -> None:
+    """The second table."""
+    found = in_turn(SIMULATED, count, rounds)
+    base = statistics.median(one.gateway_us for one in found["no journal"])
     print(f"\n{count} requests to a server, {rounds} rounds; CPU time, µs per request")
     print(f"  {'':32} {'gateway':>20} {'added':>8} {'exporter':>9} {'journal bytes':>14}")
     for name, all_rounds in found.items():
-        gateway = [one[0] for one in all_rounds]
+        gateway = [one.gateway_us for one in all_rounds]
         middle = statistics.median(gateway)
-        spans = statistics.median(one[1] for one in all_rounds)
-        size = statistics.median(one[2] for one in all_rounds)
+        spans = statistics.median(one.spans_us for one in all_rounds)
+        size = statistics.median(one.journal_bytes for one in all_rounds)
         spread = f"{middle:.0f} ({min(gateway):.0f}–{max(gateway):.0f})"
         print(f"  {name:32} {spread:>20} {middle - base:8.0f} {spans:9.0f} {size:14.0f}")
+
+
+def print_engine(count: int, rounds: int) -> None:
+    """The third table."""
+    found = in_turn(EMBEDDED, count, rounds)
+    paces = {name: [one.requests_per_s for one in runs] for name, runs in found.items()}
+    print(f"\n{count} requests to the embedded engine, 32 at once, {rounds} rounds; requests/s")
+    for name, pace in paces.items():
+        pairs = zip(pace, paces["no journal"], strict=True)
+        share = statistics.median(one / base for one, base in pairs)
+        middle = statistics.median(pace)
+        print(f"  {name:32} {middle:.2f} ({min(pace):.2f}–{max(pace):.2f})   {share:7.1%}")
 
 
 def main() -> None:
@@ -232,6 +264,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--live", type=int, default=3000, help="requests to a server; 0: none")
+    parser.add_argument("--engine", type=int, default=0, help="requests to the embedded engine")
     given = parser.parse_args()
     count, rounds = given.requests, given.rounds
     rows: dict[str, list[float]] = {}
@@ -261,6 +294,8 @@ def main() -> None:
         print(f"  {words:44} {value:8}")
     if given.live:
         print_live(given.live, rounds)
+    if given.engine:
+        print_engine(given.engine, rounds)
 
 
 if __name__ == "__main__":
