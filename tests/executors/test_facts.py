@@ -32,3 +32,11 @@ def test_facts_are_found(bodies, facts):
 )
 def test_what_is_no_such_answer_tells_nothing(body):
     assert read_facts((body, LLAMA_PROPS)) == EngineFacts((), 1024, 4)
+
+
+@pytest.mark.parametrize("count", [-5, 0, 10**12])
+def test_what_cannot_be_a_count_is_unknown(count):
+    models = b'{"data":[{"id":"m","max_model_len":%d}]}' % count
+    slots = b'{"total_slots":%d}' % count
+    assert read_facts((models, slots)) == EngineFacts(("m",))
+    assert read_facts((VLLM, LLAMA_PROPS, models, slots)) == EngineFacts(("m", "m"), 1024, 4)

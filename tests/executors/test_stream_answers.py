@@ -134,6 +134,24 @@ def test_d04_missing_usage_is_counted_and_marked_as_estimated(events, shown):
     assert (taken.usage.prompt_tokens, taken.usage.completion_tokens) == (None, 4)
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("tokens", [-1, 10**18])
+def test_absurd_usage_reaches_the_client_and_no_account(tokens, streamed):
+    told = usage(tokens)
+    choice = {"message": {"content": "a"}, "finish_reason": "stop"}
+    body = json.dumps({"choices": [choice], "usage": told}).encode()
+    events = [ROLE, delta({"content": "a"}, usage=told), STOP, usage_event(tokens), DONE]
+
+    async def check():
+        async with rig(lambda _: stream(events) if streamed else whole(body)) as (_, engine):
+            return await take(engine, request(streamed=streamed))
+
+    taken = run(check)
+    assert (taken.fault, taken.raw) == (None, b"".join(events) if streamed else body)
+    assert (taken.tokens, taken.usage.completion_tokens) == (1, 1)
+    assert (taken.usage.prompt_tokens, taken.usage.estimated) == (None, True)
+
+
 def test_several_choices_end_each_on_their_own():
     events = [
         delta({"role": "assistant", "content": ""}, index=0),

@@ -187,6 +187,11 @@ FAULTS = [
     Fault(
         "another protocol", *same((Send(head(101, ("upgrade", "x"), length=0)), Hold())), Garbage
     ),
+    Fault(
+        "a status that does not exist",
+        *same((Send(b"HTTP/1.1 099 ?\r\ncontent-length: 2\r\n\r\n{}"), Hold())),
+        Garbage,
+    ),
     Fault("a head without an end", *same((Send(b"HTTP/1.1 200 OK\r\nx: " + MEGABYTES),)), Garbage),
     Fault(
         "framing without an end",

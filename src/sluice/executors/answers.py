@@ -34,6 +34,8 @@ _NO_RAW = msgspec.Raw()  # the one that stands for a field that is not there
 _BROKEN_FINISHES = frozenset({"abort", "error"})
 # No request takes longer; what is told beyond it is no time.
 _SECONDS_MAX = 86_400
+# No answer has more; what is told beyond it is no count, as is what is below nothing.
+_TOKENS_MAX = 2**31 - 1
 # What English text takes per token with the usual vocabularies, for upstreams that do not count.
 _CHARACTERS_PER_TOKEN = 4
 
@@ -362,7 +364,10 @@ def _fault_in(
 
 
 def _usage_of(raw: bytes) -> UpstreamUsage | None:
-    """Usage from its JSON; ``None`` if it is absent, null or of another shape."""
+    """Usage from its JSON; ``None`` if it is absent, null, of another shape or no counts.
+
+    Accounts of tenants and predictions follow it: one absurd number must not spoil them.
+    """
     if raw in _ABSENT:
         return None
     try:
@@ -374,6 +379,8 @@ def _usage_of(raw: bytes) -> UpstreamUsage | None:
     output = output if output is not None else usage.output_tokens
     details = usage.prompt_tokens_details or usage.input_tokens_details
     cached = details.cached_tokens if details else None
+    if not all(0 <= count <= _TOKENS_MAX for count in (prompt or 0, output or 0, cached or 0)):
+        return None
     return UpstreamUsage(
         None if prompt is None else int(prompt),
         int(output or 0),

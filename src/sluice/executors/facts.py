@@ -1,7 +1,7 @@
 """What engines tell of themselves, from their list of models and their routes of limits.
 
-``remote.py`` feeds the bodies in. What is absent or of another shape is unknown; nothing is
-refused.
+``remote.py`` feeds the bodies in. What is absent, of another shape or no count is unknown;
+nothing is refused.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 
 from sluice.executors.stream import EngineFacts
+
+# Beyond it no engine has a context or places.
+_COUNT_MAX = 2**31 - 1
 
 
 def _named(name: str) -> Any:
@@ -49,8 +52,14 @@ def read_facts(bodies: Sequence[bytes]) -> EngineFacts:
             continue
         for model in told.models or ():
             models = (*models, model.id)
-            context = model.context_tokens or (model.meta and model.meta.context_tokens) or context
+            meta = model.meta
+            context = _first(model.context_tokens, meta and meta.context_tokens, context)
         slots = told.slots
-        context = (slots and slots.context_tokens) or told.total_tokens or context
-        sequences = told.total_slots or told.requests or sequences
+        context = _first(slots and slots.context_tokens, told.total_tokens, context)
+        sequences = _first(told.total_slots, told.requests, sequences)
     return EngineFacts(models, context, sequences)
+
+
+def _first(*counts: int | None) -> int | None:
+    """The first that can be a count of something that is there."""
+    return next((one for one in counts if one is not None and 0 < one <= _COUNT_MAX), None)

@@ -216,6 +216,9 @@ class Connection(asyncio.Protocol):
         self._status = self._parser.get_status_code()
         if self._status >= 200:
             self.head = Head(self._status, tuple(self._fields))
+        elif self._status < 100:
+            # Not interim: a body could follow, which nobody would read.
+            self.break_off(NotHttp(f"the status {self._status} does not exist"))
         elif self._status == 101:
             self.break_off(NotHttp("the peer switches protocols"))
 
