@@ -52,12 +52,14 @@ def read_facts(bodies: Sequence[bytes]) -> EngineFacts:
             continue
         for model in told.models or ():
             models = (*models, model.id)
-            meta = model.meta
-            context = _first(model.context_tokens, meta and meta.context_tokens, context)
-        slots = told.slots
-        context = _first(slots and slots.context_tokens, told.total_tokens, context)
+            context = _first(model.context_tokens, _tokens(model.meta), context)
+        context = _first(_tokens(told.slots), told.total_tokens, context)
         sequences = _first(told.total_slots, told.requests, sequences)
     return EngineFacts(models, context, sequences)
+
+
+def _tokens(meta: _Meta | None) -> int | None:
+    return None if meta is None else meta.context_tokens
 
 
 def _first(*counts: int | None) -> int | None:
