@@ -5,13 +5,14 @@ import json
 import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
 from sluice.config.sections import ServerSection
 from sluice.core.errors import InvalidRequest, Overloaded
 from sluice.runtime.generation import ChatPrompt
-from sluice.server.bodies import SMALL_BYTES_MAX, Bodies
+from sluice.server.bodies import SMALL_BYTES_MAX, Account, Bodies
 from sluice.server.limits import Limits
 from sluice.server.structure import STRUCTURE_MAX, has_too_much
 from sluice.server.wire import decode, decode_chat
@@ -213,12 +214,12 @@ def test_a_body_that_is_given_up_frees_its_memory(serve_app):
 
 def test_an_account_gives_back_what_it_held():
     bodies = Bodies(Limits(bodies_bytes_max=100_000))
-    with bodies.account() as account:
+    with closing(Account(bodies)) as account:
         account.grow(SMALL_BYTES_MAX)
         assert bodies.held_bytes == 0
         account.grow(90_000)
         assert bodies.held_bytes == 90_000
-        with bodies.account() as other, pytest.raises(Overloaded):
+        with closing(Account(bodies)) as other, pytest.raises(Overloaded):
             other.grow(90_000)
         assert bodies.held_bytes == 90_000
     assert bodies.held_bytes == 0

@@ -93,3 +93,26 @@ def test_nothing_can_follow_a_complete_answer():
     cycle.response_started = cycle.response_complete = True
     with pytest.raises(RuntimeError, match="complete"):
         send(cycle, 200, [])
+
+
+def test_a_whole_answer_is_written_at_once_as_its_messages_would_be():
+    cycle = cycle_of()
+    sender = Sender(cycle)  # type: ignore[arg-type]
+    assert sender.is_free
+    sender.answer(200, [(b"content-length", b"2")], b"{}")
+    assert cycle.wire == [b"HTTP/1.1 200 OK\r\ndate: now\r\ncontent-length: 2\r\n\r\n{}"]
+    assert (cycle.response_complete, cycle.done) == (True, [True])
+    assert not sender.is_free
+
+
+@pytest.mark.parametrize("state", ["disconnected", "response_started"])
+def test_what_has_to_wait_or_is_gone_is_not_written_at_once(state):
+    cycle = cycle_of()
+    setattr(cycle, state, True)
+    assert not Sender(cycle).is_free  # type: ignore[arg-type]
+
+
+def test_nothing_is_written_at_once_while_the_client_does_not_read():
+    cycle = cycle_of()
+    cycle.flow.write_paused = True
+    assert not Sender(cycle).is_free  # type: ignore[arg-type]

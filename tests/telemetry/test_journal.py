@@ -110,7 +110,6 @@ def test_records_come_back_as_they_were_appended(opened: Open, tmp_path: Path) -
         writer.append(record)
     writer.close()
     assert records(tmp_path / "j") == written
-    assert writer.recent() == written
     assert writer.dropped == 0
 
 
@@ -170,7 +169,6 @@ def test_text_is_recorded_only_where_it_was_turned_on(opened: Open, tmp_path: Pa
         writer.append(token(2))
         writer.close()
         assert len(records(tmp_path / folder)) == 1 + record_text
-        assert len(writer.recent()) == 1 + record_text
 
 
 def test_files_are_private_and_named_by_their_source(opened: Open, tmp_path: Path) -> None:
@@ -239,13 +237,6 @@ def test_the_queue_is_bounded_and_what_does_not_fit_is_told(opened: Open, tmp_pa
     found = records(tmp_path / "j")
     assert found[0] == Gap(0, 15, "the queue was full")
     assert found[1:] == [*held[:10], token(99)]
-
-
-def test_the_ring_keeps_the_latest(opened: Open) -> None:
-    writer = opened(ring_records_max=3)
-    for i in range(10):
-        writer.append(token(i))
-    assert [record.t_ns for record in writer.recent()] == [7, 8, 9]
 
 
 # ------------------------------------------------------------------------------ what goes wrong

@@ -60,26 +60,27 @@ class Wording(msgspec.Struct, frozen=True):
 def body_for(forward: Forward, wording: Wording, attempt_id: str) -> bytes:
     """The body as this engine is to get it, with ``attempt_id`` where it takes ids in bodies."""
     raw, request = forward.raw, forward.request
+    fields = raw.sent.fields
     changes: dict[str, Any] = {}
-    if _text(raw.fields.get("model")) != wording.model:
+    if _text(fields.get("model")) != wording.model:
         changes["model"] = wording.model
     if Rung.SHORTEN in request.degraded:
-        present = [name for name in _LIMITS if name in raw.fields]
+        present = [name for name in _LIMITS if name in fields]
         # Chats have two names for it, and some engines refuse a request with both.
         heeded = _LIMIT_OF.get(raw.path) or (present or ["max_tokens"])[0]
         changes |= dict.fromkeys([*present, heeded], request.output_tokens_max)
     if raw.streamed and not raw.shows_usage and raw.path in _WITH_STREAM_OPTIONS:
-        changes["stream_options"] = _stream_options(raw.fields)
+        changes["stream_options"] = _stream_options(fields)
     id_field = wording.dialect.id_field
-    if id_field and not wording.dialect.id_header and id_field not in raw.fields:
+    if id_field and not wording.dialect.id_header and id_field not in fields:
         changes[id_field] = attempt_id
     if wording.priority:
         changes["priority"] = wording.dialect.priority_value(request.tier)
-    elif "priority" in raw.fields:
+    elif "priority" in fields:
         changes["priority"] = None  # our tier, which the engine would take for its own
-    if _text(raw.fields.get("service_tier")) not in _TIERS:
+    if "service_tier" in fields and _text(fields["service_tier"]) not in _TIERS:
         changes["service_tier"] = None  # one of our classes
-    return with_members(raw.fields, changes) if changes else raw.body
+    return with_members(fields, changes) if changes else raw.sent.raw
 
 
 def with_members(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:

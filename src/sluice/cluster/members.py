@@ -38,6 +38,9 @@ class Members(Mapping[str, AnyReplica]):
     def __getitem__(self, replica_id: str) -> AnyReplica:
         return self._here[replica_id]
 
+    def __contains__(self, replica_id: object) -> bool:
+        return replica_id in self._here
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._here)
 

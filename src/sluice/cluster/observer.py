@@ -62,6 +62,8 @@ class Observer:
         self.recent = Recent()
         self.starts = Starts()
         self._journal = journal
+        # Whether prompts and outputs go into the journal.
+        self.records_text = journal is not None and journal.records_text
         self._clock = clock
         self.deployment = deployment or records.Deployment(0, "")
         self._timings: dict[str, CallTiming] = {}
@@ -332,11 +334,6 @@ class Observer:
         timing.choice_ns[choice] = timing.last_ns = now_ns
         timing.tokens += tokens
 
-    @property
-    def records_text(self) -> bool:
-        """Whether prompts and outputs go into the journal."""
-        return self._journal is not None and self._journal.records_text
-
     def recorded(self, request: Request, raw: bytes) -> None:
         """Bytes that a remote engine answered: they are its output as far as anyone reads it."""
         texts = self._timings[request.id].texts
@@ -350,7 +347,9 @@ class Observer:
         tpot_s = None if tpot_ns is None else tpot_ns / 1e9
         finish = Finish(ended.reason, ended.usage, ended.phases, tpot_s, timing.counted_tokens)
         self._metrics.ended(timing.model, finish, slo_class=timing.slo_class)
-        self._metrics.engine_told(timing.model, ended.engine_ttft_ns, estimated=ended.is_estimated)
+        if ended.is_estimated or ended.engine_ttft_ns is not None:
+            told_ns = ended.engine_ttft_ns
+            self._metrics.engine_told(timing.model, told_ns, estimated=ended.is_estimated)
         outcome: Outcome | None = None
         if ended.fault is not Fault.REQUEST:  # which no target can be met by, as of one refused
             outcome = self._outcome(request, timing, ended.reason)

@@ -142,8 +142,10 @@ class Attempt:
     @property
     def content_type(self) -> str:
         """What the engine calls its answer; empty before there is one."""
-        headers = () if self._answer is None else self._answer.headers
-        return next((value for name, value in headers if name == "content-type"), "")
+        for name, value in () if self._answer is None else self._answer.headers:
+            if name == "content-type":
+                return value
+        return ""
 
     def leave(self) -> None:
         """Stop it: nobody wants the answer. Its reader finds nothing more."""
@@ -211,9 +213,10 @@ class Attempt:
         """Count what a chunk holds, and tell what goes out."""
         if self.on_text is not None:
             self.on_text(self, chunk.raw)
-        if chunk.finishes and any(finish in _CUT_FINISHES for _, finish in chunk.finishes):
-            self.cut = True
-        if not chunk.tokens or not self.streamed:
+        for _, finish in chunk.finishes:
+            if finish in _CUT_FINISHES:
+                self.cut = True
+        if not chunk.tokens or not self.forward.raw.streamed:
             return
         self.tokens += chunk.tokens
         if self.first_ns is None:

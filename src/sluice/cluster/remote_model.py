@@ -168,13 +168,14 @@ def _measured(raw: RawPrompt) -> tuple[int, int, tuple[int, ...]]:
 
     A list of token ids counts about as many bytes for each as text does: nothing is parsed for it.
     """
-    texts: list[Any] = [memoryview(raw.fields[name]) for name in _TEXTS if name in raw.fields]
+    fields, body = raw.sent.fields, raw.sent.raw
+    texts: list[Any] = [memoryview(fields[name]) for name in _TEXTS if name in fields]
     if not texts:
         return 0, 0, ()
     first = texts[0]
     text_bytes, media_bytes = sum(map(len, texts)), 0
     # Most have none, and need not be copied to be looked through.
-    if len(raw.body) > _MEDIA_BYTES and any(begin in raw.body for begin in _MEDIA_BEGIN):
+    if len(body) > _MEDIA_BYTES and any(begin in body for begin in _MEDIA_BEGIN):
         for size, counted in [_media(bytes(text)) for text in texts]:
             text_bytes -= size
             media_bytes += counted

@@ -163,14 +163,13 @@ def shut(pool: Pool, now_ns: int) -> Refusal | None:
     outlasts the longest wait.
     """
     openings = []
-    for replica in pool.replicas:
-        if replica.is_serving:
-            if replica.gate is None or replica.gate.is_open(now_ns):
-                return None
-            opening = replica.opening(now_ns)
-            if not isinstance(opening, OpensAt):
-                return None
-            openings.append(opening)
+    for replica in pool.ready():
+        if replica.gate is None or replica.gate.is_open(now_ns):
+            return None
+        opening = replica.opening(now_ns)
+        if not isinstance(opening, OpensAt):
+            return None
+        openings.append(opening)
     if not openings:
         return None
     least_ns = min(openings).at_ns - now_ns

@@ -23,7 +23,7 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """The breaker of one replica."""
+    """The breaker of one replica; all requests go through while it ``is_closed``."""
 
     def __init__(self, limits: BreakerLimits) -> None:
         self._limits = limits
@@ -31,13 +31,9 @@ class Breaker:
         self._faults = 0
         self._in_a_row = 0
         self._open_until_ns: int | None = None
+        self.is_closed = True
         self._open_ns = limits.open_ns_min
         self._trial: str | None = None
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether all requests go through."""
-        return self._open_until_ns is None
 
     def state(self, now_ns: int) -> BreakerState:
         """Where it stands."""
@@ -67,6 +63,7 @@ class Breaker:
         self._in_a_row = 0
         if self._trial == request_id:
             self._trial = self._open_until_ns = None
+            self.is_closed = True
             self._open_ns = self._limits.open_ns_min
             self._outcomes.clear()
             self._faults = 0
@@ -86,6 +83,7 @@ class Breaker:
         frequent = known >= limits.outcomes_min and self._faults >= limits.share * known
         if frequent or self._in_a_row >= limits.in_a_row:
             self._open_until_ns = now_ns + self._open_ns
+            self.is_closed = False
 
     def _note(self, now_ns: int, *, fault: bool) -> None:
         outcomes, limits = self._outcomes, self._limits

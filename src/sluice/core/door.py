@@ -299,8 +299,10 @@ def late_at_start(pool: Pool, accepted: Accepted, replica_id: str, now_ns: int) 
     work, report = accepted.work, replica.report
     token_ns = pool.service.token_ns(report)
     alone_ns = pool.service.prefill_ns(work.prefill_tokens, report) + token_ns
-    rank = pool.rank(accepted)
-    first_ns = replica.backlog_ns(rank, pool.rank, pool.service, now_ns) + alone_ns
+    first_ns = alone_ns
+    if replica.prefilling:
+        rank = pool.rank(accepted)
+        first_ns += replica.backlog_ns(rank, pool.rank, pool.service, now_ns)
     accepted.start_first_ns = first_ns
     if not accepted.timed:
         return None

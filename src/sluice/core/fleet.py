@@ -185,10 +185,7 @@ class Fleet:
         """Why nothing at all is accepted for this model."""
         if self._drain_by_ns is not None:
             return Refusal(503, "draining", 0, 0, max(0, self._drain_by_ns - now_ns))
-        for replica in pool.replicas:
-            if replica.is_serving:
-                return shut(pool, now_ns)
-        return not_held(pool, now_ns)
+        return shut(pool, now_ns) if pool.ready() else not_held(pool, now_ns)
 
     def _accept(self, pool: Pool, door: Door, now_ns: int) -> list[FleetEffect]:
         """Count a request, and start it if it can: who waits was placed as far as possible."""
@@ -385,7 +382,8 @@ class Fleet:
     def _next_wake_ns(self, now_ns: int) -> int | None:
         times = [self._start_ns, self._drain_by_ns if self._accepted else None]
         for pool in self._pools.values():
-            times += pool.wake_times_ns(now_ns)
+            if pool.scaler is not None or pool.queue.places or pool.resting:
+                times += pool.wake_times_ns(now_ns)
         due = [at_ns for at_ns in times if at_ns is not None]
         return max(now_ns, min(due)) if due else None
 

@@ -104,7 +104,7 @@ class Pool:
 
     def ready(self) -> list[FleetReplica]:
         """The replicas that serve."""
-        return self.lineup().serving
+        return self._lineups.now().serving
 
     def may_serve_soon(self) -> bool:
         """Whether a replica serves or is about to; when one elsewhere comes back nobody knows."""
@@ -133,14 +133,15 @@ class Pool:
 
     def widest(self) -> ReplicaLimits | None:
         """Limits of the replica that takes the longest request; ``None`` before one was ready."""
-        return self.lineup().widest
+        return self._lineups.now().widest
 
     def cached(self, chain: tuple[int, ...]) -> dict[str, int]:
         """Tokens of a prompt that replicas probably have in their prefix caches, where any."""
         if not chain:
             return {}
-        known = [replica for replica in self.replicas if chain[0] in replica.prefixes.known]
-        return {r.id: r.cached_tokens(chain) for r in known if r.is_serving}
+        first = chain[0]
+        known = [replica for replica in self.ready() if first in replica.prefixes.known]
+        return {replica.id: replica.cached_tokens(chain) for replica in known} if known else {}
 
     def work(self, request: Request, cached: Mapping[str, int]) -> Work:
         """What the request is predicted to take."""

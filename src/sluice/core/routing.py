@@ -18,7 +18,7 @@ SCORES_TOLD = 4
 def block_chain(prompt: tuple[int, ...], block_size: int) -> tuple[int, ...]:
     """One number for each full block of the prompt, which stands for all tokens up to its end."""
     chain, ends = 0, range(block_size, len(prompt) + 1, block_size)
-    return tuple(chain := hash((chain, prompt[end - block_size : end])) for end in ends)
+    return tuple([chain := hash((chain, prompt[end - block_size : end])) for end in ends])
 
 
 class PrefixMemory:
@@ -47,11 +47,14 @@ class PrefixMemory:
 
     def add(self, chain: tuple[int, ...]) -> None:
         """Note that a prompt is computed on this replica."""
+        known = self.known
         for block in chain:
-            self.known[block] = None
-            self.known.move_to_end(block)
-        while len(self.known) > self._blocks_max:
-            self.known.popitem(last=False)
+            if block in known:
+                known.move_to_end(block)
+            else:
+                known[block] = None
+        while len(known) > self._blocks_max:
+            known.popitem(last=False)
 
 
 class Load(Protocol):

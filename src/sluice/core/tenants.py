@@ -16,6 +16,7 @@ nothing is kept about it. Shares between tenants are ``core/fairness.py``.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sluice.core.admission import NS_PER_S, Refusal
 from sluice.core.limits import TenantLimits
@@ -31,8 +32,7 @@ HELD_MEMORY = 8
 OVERDUE_PART = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
+class Quota(NamedTuple):
     """One limit as its tenant sees it; ``reset_ns`` is the time until all of it is there again."""
 
     limit: int
@@ -40,8 +40,7 @@ class Quota:
     reset_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
+class Allowance(NamedTuple):
     """What a tenant may still use; ``None`` where it has no such limit."""
 
     requests: Quota | None
@@ -53,15 +52,7 @@ class _Bucket:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.level = limit * MINUTE_NS
-        self.at_ns: int | None = None
-
-    def fill(self, now_ns: int) -> None:
-        """Add what came since the last time; a clock that goes back adds nothing twice."""
-        if self.at_ns is None or now_ns > self.at_ns:
-            elapsed_ns = 0 if self.at_ns is None else now_ns - self.at_ns
-            self.level = min(self.limit * MINUTE_NS, self.level + self.limit * elapsed_ns)
-            self.at_ns = now_ns
+        self.full = self.level = limit * MINUTE_NS
 
     def refusal(self, reason: str, amount: int) -> Refusal | None:
         """Why this amount cannot be taken; without a wait where it is over the whole limit."""
@@ -73,43 +64,41 @@ class _Bucket:
         measured = amount if wait_ns is None else used + amount
         return Refusal(429, reason, measured, self.limit, wait_ns)
 
-    def take(self, amount: int) -> None:
-        """Take an amount, or with a negative one bring it back."""
-        self.level = min(self.limit * MINUTE_NS, self.level - amount * MINUTE_NS)
-
     def succeed(self, earlier: "_Bucket") -> None:
         """Let the same be missing as in an earlier one, what is reserved included."""
-        self.level = (self.limit - earlier.limit) * MINUTE_NS + earlier.level
+        self.level = self.full - earlier.full + earlier.level
 
     @property
     def quota(self) -> Quota:
         """What is left, in whole units."""
-        missing = self.limit * MINUTE_NS - self.level
-        left = max(0, self.level // MINUTE_NS)
-        return Quota(self.limit, left, -(-missing // self.limit))
+        level = self.level
+        left = level // MINUTE_NS if level > 0 else 0
+        return Quota(self.limit, left, -((level - self.full) // self.limit))
 
 
 @dataclass(slots=True)
 class _Account:
-    """One configured tenant: its buckets and the requests that it has accepted."""
+    """One configured tenant: its buckets, filled at ``at_ns``, and the requests it has accepted."""
 
     limits: TenantLimits
     requests: _Bucket | None
     tokens: _Bucket | None
+    at_ns: int | None = None
     started_ns: dict[str, int] = field(default_factory=dict)  # of each request, oldest first
     held_ns: int = HELD_NS_UNKNOWN
 
-    def fill(self, now_ns: int) -> None:
-        for bucket in (self.requests, self.tokens):
-            if bucket is not None and bucket.at_ns != now_ns:
-                bucket.fill(now_ns)
-
     def take(self, requests: int, tokens: int, now_ns: int) -> None:
-        """Take amounts from the buckets; negative ones come back."""
-        self.fill(now_ns)
+        """Take amounts from the buckets, or let negative ones come back, and add what came since
+        the last time; a clock that goes back adds nothing twice."""
+        at_ns = now_ns if self.at_ns is None else self.at_ns
+        elapsed_ns = now_ns - at_ns if now_ns > at_ns else 0
+        self.at_ns = at_ns + elapsed_ns
         for bucket, amount in ((self.requests, requests), (self.tokens, tokens)):
             if bucket is not None:
-                bucket.take(amount)
+                # What had come by then is full before anything is taken of it.
+                level, full = bucket.level + bucket.limit * elapsed_ns, bucket.full
+                level = (min(full, level)) - amount * MINUTE_NS
+                bucket.level = min(full, level)
 
     def succeed(self, earlier: "_Account") -> None:
         """Take over what an earlier one knows; its requests are reserved here already."""
@@ -142,7 +131,7 @@ class TenantLedger:
         use is reserved, whether their tenants had limits or not.
         """
         for account in self._accounts.values():
-            account.fill(now_ns)
+            account.take(0, 0, now_ns)
         known, self._accounts = self._accounts, {one.name: _account(one) for one in tenants}
         self._reserved = {}
         for request in running:
@@ -156,7 +145,7 @@ class TenantLedger:
         account = self._accounts.get(tenant)
         if account is None:
             return None
-        account.fill(now_ns)
+        account.take(0, 0, now_ns)
         concurrency, active = account.limits.concurrency, len(account.started_ns)
         if concurrency is not None and active >= concurrency:
             wait_ns = account.room_in_ns(now_ns)
@@ -170,9 +159,11 @@ class TenantLedger:
 
         Its tokens are its prompt and all that it may produce, since nobody knows what it will.
         """
-        before = self.refusal_before(request.tenant, now_ns)
         account = self._accounts.get(request.tenant)
-        if before is not None or account is None or account.tokens is None:
+        if account is None:
+            return None
+        before = self.refusal_before(request.tenant, now_ns)
+        if before is not None or account.tokens is None:
             return before
         return account.tokens.refusal("tokens_per_minute", request.tokens_asked)
 
@@ -213,7 +204,7 @@ class TenantLedger:
         account = self._accounts.get(tenant)
         if account is None or (account.requests is None and account.tokens is None):
             return None
-        account.fill(now_ns)
+        account.take(0, 0, now_ns)
         requests = None if account.requests is None else account.requests.quota
         tokens = None if account.tokens is None else account.tokens.quota
         return Allowance(requests, tokens)

@@ -313,7 +313,7 @@ def read_whole(source: Source, body: bytes) -> tuple[Chunk | UpstreamError, Engi
     if seen.timings or seen.metrics:
         times = times_of_fields(seen.timings or {}, seen.metrics or {})
     choices = seen.choices or ()
-    finishes = tuple((c.index, c.finish_reason) for c in choices if c.finish_reason)
+    finishes = tuple([(c.index, c.finish_reason) for c in choices if c.finish_reason])
     usage = _usage_of(bytes(seen.usage))
     if usage is None and choices:
         usage = estimated_usage(len(choices), sum(_characters(choice) for choice in choices))

@@ -9,8 +9,7 @@ come. It has no clock: deadlines are the caller's, who ends an exchange with ``b
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import httptools
 
@@ -36,8 +35,7 @@ class Disconnected(Exception):
     """The peer closed or reset the connection before the answer was complete."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """Status and headers of an answer; names are in lower case, in the order in which they came."""
 
     status: int
@@ -108,8 +106,7 @@ class Connection(asyncio.Protocol):
         if len(body) <= _FRAMING_BYTES_MAX:
             self._transport.write(request + body)
         else:
-            self._transport.write(request)
-            self._transport.write(body)
+            self._transport.writelines((request, body))
 
     async def read_head(self) -> Head:
         """Wait for the head. Raises ``NotHttp``, ``Disconnected``, or what broke the exchange."""

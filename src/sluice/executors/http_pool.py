@@ -82,6 +82,8 @@ class ConnectionPool:
 
     async def acquire(self, connect_s: float) -> Connection:
         """A connection that nobody else uses, kept or new. Raises ``ConnectFailed``."""
+        if not self._callers and (kept := self._idle_connection()):
+            return kept
         return await self._acquire(connect_s, fresh=False)
 
     async def acquire_fresh(self, connect_s: float) -> Connection:

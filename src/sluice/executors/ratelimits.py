@@ -35,7 +35,10 @@ _DIGITS_MAX = 18
 
 def quota_left(headers: Headers) -> QuotaLeft | None:
     """What is left of requests and tokens; ``None`` where the answer does not say."""
-    if not any(_MARK in name for name, _ in headers):
+    for name, _ in headers:
+        if _MARK in name:
+            break
+    else:
         return None
     named = dict(headers)
     requests, tokens = _left(named, "requests"), _left(named, "tokens")

@@ -105,7 +105,7 @@ class RemoteEngine:
         kept = connection.exchanges > 0
         answer = self._send(connection, request, head)
         try:
-            return await self._begun(answer)
+            await answer.begin()
         except Lost as lost:
             if not kept or connection.answered or answer.age_s > _STALE_S_MAX:
                 raise
@@ -114,7 +114,9 @@ class RemoteEngine:
             except ConnectFailed:
                 # It did take the request, and then went away.
                 raise lost from None
-            return await self._begun(self._send(fresh, request, head))
+            answer = self._send(fresh, request, head)
+            await answer.begin()
+        return answer
 
     async def abort(self, request_id: str) -> None:
         """Tell the engine to stop a request, if it has a route for that."""
@@ -240,17 +242,6 @@ class RemoteEngine:
         """Break off answers that are late. Returns when to look again."""
         times_s = [answer.look(now_s) for answer in tuple(self._answers)]
         return min((at_s for at_s in times_s if at_s is not None), default=None)
-
-    async def _begun(self, answer: RemoteAnswer) -> RemoteAnswer:
-        """Wait for the head; an answer that does not begin, or whose caller leaves, is closed."""
-        begun = False
-        try:
-            await answer.begin()
-            begun = True
-        finally:
-            if not begun:
-                answer.close()
-        return answer
 
     def _ended(self, answer: RemoteAnswer, connection: Connection, leaving: Leaving) -> None:
         """What becomes of the connection of an answer that is over."""

@@ -10,7 +10,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from sluice.executors.answers import (
     NO_TIMES,
@@ -46,8 +46,7 @@ class AnswerLimits:
     whole_bytes_max: int = 64 * 1024**2
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
+class Leaving(NamedTuple):
     """How an answer is left: ``whole`` if all of it has come, else the id to abort, if any."""
 
     whole: bool
@@ -91,18 +90,24 @@ class RemoteAnswer:
         return self._loop.time() - self._sent_s
 
     async def begin(self) -> None:
-        """Wait for the head. Raises ``UpstreamError`` unless it is that of the answer asked for."""
+        """Wait for the head. Raises ``UpstreamError`` unless it is that of the answer asked for;
+        one that does not begin, or whose caller leaves, is closed."""
+        begun = False
         try:
             head = await self._connection.read_head()
             if not 200 <= head.status < 300:
                 reply = await read_reply(self._source, self._connection, _REPLY_BYTES_MAX)
                 self._whole = True
                 raise fault_of_reply(self._source, reply)
+            self.status, self.headers = head.status, head.headers
+            self._times = times_of_headers(head.headers)
+            await self._check_kind(head)
+            begun = True
         except (NotHttp, Disconnected) as error:
             raise self._fault_of(error) from error
-        self.status, self.headers = head.status, head.headers
-        self._times = times_of_headers(head.headers)
-        await self._check_kind(head)
+        finally:
+            if not begun:
+                self.close()
 
     def __aiter__(self) -> Self:
         return self
@@ -238,6 +243,8 @@ async def read_body(source: Source, connection: Connection, bytes_max: int) -> b
         length += len(piece)
         if length > bytes_max:
             raise Garbage(source.name, f"the answer is over {bytes_max} bytes")
+        if connection.complete and not pieces:
+            return piece
         pieces.append(piece)
     return b"".join(pieces)
 

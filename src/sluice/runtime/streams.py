@@ -39,6 +39,10 @@ class PieceStream:
 
     One reader, in the event loop that puts. ``on_cancel`` is called once, by the first ``cancel``
     before the end; ``withdrawn`` says then that it was none of the client's doing.
+
+    ``model`` is the one that answers, on these ``terms``, and ``replica`` the id of its replica,
+    empty until the call is dispatched. ``relay`` is what to pass on instead of pieces, where that
+    is a remote one. Once it is ``over``, nothing will be added any more.
     """
 
     def __init__(
@@ -48,41 +52,16 @@ class PieceStream:
         on_cancel: Callable[[], None],
         retrieval: Retrieval | None = None,
     ) -> None:
-        self._model = model
-        self._terms = Terms(slo_class, retrieval=retrieval)
-        self._replica = ""
+        self.model = model
+        self.terms = Terms(slo_class, retrieval=retrieval)
+        self.replica = ""
         self._on_cancel = on_cancel
         self._pending: deque[Piece] = deque()
         self._waiting: asyncio.Future[None] | None = None
         self._refusal: Exception | None = None
-        self._over = False
-        self._relay: Relay | None = None
+        self.over = False
+        self.relay: Relay | None = None
         self.withdrawn = False
-
-    @property
-    def model(self) -> str:
-        """Name of the model that answers."""
-        return self._model
-
-    @property
-    def replica(self) -> str:
-        """Id of the replica that answers, empty until the call is dispatched."""
-        return self._replica
-
-    @property
-    def terms(self) -> Terms:
-        """On which terms the call is answered."""
-        return self._terms
-
-    @property
-    def relay(self) -> Relay | None:
-        """What to pass on instead of pieces, where the replica that answers is a remote one."""
-        return self._relay
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing will be added any more."""
-        return self._over
 
     @property
     def reason(self) -> EndReason | None:
@@ -92,19 +71,19 @@ class PieceStream:
 
     def shortened(self, output_tokens_max: int) -> None:
         """Note that the answer is limited to fewer tokens than were asked for."""
-        degraded = tuple(dict.fromkeys((*self._terms.degraded, Rung.SHORTEN)))
-        self._terms = replace(self._terms, degraded=degraded, output_tokens_max=output_tokens_max)
+        degraded = tuple(dict.fromkeys((*self.terms.degraded, Rung.SHORTEN)))
+        self.terms = replace(self.terms, degraded=degraded, output_tokens_max=output_tokens_max)
 
     def retargeted(self, model: str, rung: Rung) -> None:
         """Note that another model answers than the one asked for."""
-        degraded = (*self._terms.degraded, rung)
-        self._terms = replace(self._terms, degraded=degraded, model_asked=self._model)
-        self._model = model
+        degraded = (*self.terms.degraded, rung)
+        self.terms = replace(self.terms, degraded=degraded, model_asked=self.model)
+        self.model = model
 
     def dispatched(self, replica_id: str, relay: Relay | None = None) -> None:
         """Note which replica answers, and what passes its answer on where it is a remote one."""
-        self._replica = replica_id
-        self._relay = relay
+        self.replica = replica_id
+        self.relay = relay
         self._wake()
 
     async def settled(self) -> None:
@@ -112,25 +91,25 @@ class PieceStream:
 
         Returns as well where the call is over. Raises what ``refuse`` was given.
         """
-        while not (self._replica or self._pending or self._over):
+        while not (self.replica or self._pending or self.over):
             await self.news()
         self.raise_refusal()
 
     def put(self, piece: Piece) -> None:
         """Add a piece. Pieces after ``Finished`` are dropped."""
-        if self._over:
+        if self.over:
             return
         self._pending.append(piece)
         if isinstance(piece, Finished):
-            self._over = True
+            self.over = True
         elif len(self._pending) > PENDING_PIECES_MAX:
             self._pending = _joined(self._pending)
         self._wake()
 
     def refuse(self, error: Exception) -> None:
         """End the call by an error that its reader gets instead of a further piece."""
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             self._refusal = error
             self._wake()
 
@@ -142,9 +121,9 @@ class PieceStream:
     def cancel(self) -> None:
         """The reader wants no more. Safe at any time and more than once."""
         # It knows this stream: they would keep one another, and the body, until the collector came.
-        self._relay = None
-        if not self._over:
-            self._over = True
+        self.relay = None
+        if not self.over:
+            self.over = True
             self._pending.clear()
             self._wake()
             self._on_cancel()
@@ -162,7 +141,7 @@ class PieceStream:
         """Wait for the next piece. Raises what ``refuse`` was given, once no piece is left."""
         while not self._pending:
             self.raise_refusal()
-            if self._over:
+            if self.over:
                 raise StopAsyncIteration
             await self.news()
         return self._pending.popleft()

@@ -40,7 +40,7 @@ PERMISSIONS = {
     b"/dashboard/data": Permission.DASHBOARD,
     b"/dashboard/request": Permission.DASHBOARD,
 }
-_OPERATORS = frozenset({Permission.ADMIN, Permission.DASHBOARD})
+_OPERATORS = (Permission.ADMIN, Permission.DASHBOARD)
 ADMIN_PREFIX = b"/admin"
 _TENANT = re.compile(r"[A-Za-z0-9._:@/-]{1,128}")
 

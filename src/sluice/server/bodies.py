@@ -9,10 +9,11 @@ others' answers. What a body means is the routes' business.
 import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from sluice.core.errors import Overloaded
 from sluice.server.limits import Limits
+from sluice.server.rounds import Rounds
 
 Understood = TypeVar("Understood")
 
@@ -29,17 +30,16 @@ _RETRY_AFTER_S = 1.0
 
 
 class Account:
-    """What one body holds of the memory for bodies."""
+    """What one body holds of the memory for bodies; to be closed."""
 
     def __init__(self, bodies: "Bodies") -> None:
         self._bodies = bodies
         self.held_bytes = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """The body has become a call or was refused."""
         self._bodies.held_bytes -= self.held_bytes
+        self.held_bytes = 0
 
     def grow(self, size: int) -> None:
         """The body has ``size`` bytes by now. Raises ``Overloaded`` where that is too much."""
@@ -49,17 +49,17 @@ class Account:
 
 
 class Bodies:
-    """Bounds on one body and on all together. ``limits`` are those of each request."""
+    """Bounds on one body and on all together. ``limits`` are those of each request.
+
+    ``rounds`` are what the exchanges share as well, whose bodies these are.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.held_bytes = 0
+        self.rounds = Rounds()
         self._threads = asyncio.Semaphore(_THREADS_MAX)
         self._alone = asyncio.Semaphore(1)
-
-    def account(self) -> Account:
-        """Account for one body until it has become a call or was refused: a context."""
-        return Account(self)
 
     def take(self, size: int) -> None:
         """Hold more bytes. Raises ``Overloaded``, holding nothing, beyond the limit."""

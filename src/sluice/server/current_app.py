@@ -4,7 +4,8 @@ A request goes on with the app that it began with. The memory of all bodies is a
 replacements. Made by ``wiring``; ``app`` knows nothing of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from sluice.config.sections import ServerSection
 from sluice.server.bodies import Bodies
@@ -22,9 +23,9 @@ class CurrentApp:
         self._make = make
         self._app = make(section, self._bodies)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Answer one HTTP request."""
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
     def reconfigure(self, section: ServerSection) -> None:
         """Let new requests be answered under other settings."""

@@ -12,8 +12,10 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from sluice.core.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
-from sluice.server.bodies import Account, Bodies
+from sluice.server.bodies import SMALL_BYTES_MAX, Account, Bodies
 from sluice.server.problems import Headers, Problem
+from sluice.server.rounds import Rounds
+from sluice.server.sending import Sender
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -47,6 +49,7 @@ class ClientLeft(Exception):
 class Exchange:
     """A request being answered. Used by one task; not shared.
 
+    ``fields`` are the headers by name, of one that was sent more than once the last.
     ``model`` is the model asked for, once known, ``body_bytes`` the size of the whole body and
     ``likeness`` its hash, by a key of this process.
     ``bodies`` are the bounds on the bodies of all exchanges. ``handed_over`` says that the gateway
@@ -76,12 +79,13 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
         self.headers: Headers = scope["headers"]
-        self._fields: dict[bytes, bytes] = dict(self.headers)
+        self.fields: dict[bytes, bytes] = dict(self.headers)
         self._is_plain = (
-            len(self._fields) == len(self.headers) and b"content-encoding" not in self._fields
+            len(self.fields) == len(self.headers) and b"content-encoding" not in self.fields
         )
-        # ``serve`` notes when the first byte of the request came; another ASGI host does not.
-        self.arrived_ns: int = scope.get("state", {}).get("arrived_ns", now_ns)
+        # What ``serve`` notes, and other ASGI hosts do not: when the first byte came, for one.
+        self.state: MutableMapping[str, Any] = scope.get("state", {})
+        self.arrived_ns: int = self.state.get("arrived_ns", now_ns)
         self.call_id = call_id
         self.client_id = self._own_request_id() or ""
         self.request_id = self.client_id or call_id
@@ -97,20 +101,20 @@ class Exchange:
 
     def header(self, name: bytes) -> str | None:
         """Value of a header, ``None`` where it is absent. Raises ``InvalidRequest`` for two."""
-        value = self._fields.get(name)
+        value = self.fields.get(name)
         if value is None:
             return None
-        if len(self._fields) != len(self.headers) and len(self.header_values(name)) > 1:
+        if len(self.fields) != len(self.headers) and len(self.header_values(name)) > 1:
             told = name.decode()
             raise InvalidRequest(f"The header {told} was sent more than once.", param=told)
         return value.decode("latin-1").strip()
 
     def header_values(self, name: bytes) -> list[bytes]:
         """All values of a header; names are lower case."""
-        if name not in self._fields:
+        if name not in self.fields:
             return []
-        if len(self._fields) == len(self.headers):
-            return [self._fields[name]]
+        if len(self.fields) == len(self.headers):
+            return [self.fields[name]]
         return [value for key, value in self.headers if key == name]
 
     def _require_json(self) -> None:
@@ -118,7 +122,7 @@ class Exchange:
 
         Web pages can make a browser send other types to this address without asking first.
         """
-        if self._fields.get(b"content-type") in _PLAIN_JSON and self._is_plain:
+        if self.fields.get(b"content-type") in _PLAIN_JSON and self._is_plain:
             return
         value = self.header(b"content-type") or ""
         kind, _, options = value.partition(";")
@@ -147,13 +151,16 @@ class Exchange:
         ``Overloaded`` when all bodies together are too much.
         """
         self._require_json()
-        with self._bodies.account() as account:
+        account = Account(self._bodies)
+        try:
             body = await self._body(account)
-            self.body_bytes = len(body)
+            self.body_bytes = size = len(body)
             # Of a long body its beginning and its end: all of it would hold up the others.
-            self.likeness = hash((len(body), body[:_LIKENESS_BYTES], body[-_LIKENESS_BYTES:]))
+            self.likeness = hash((size, body[:_LIKENESS_BYTES], body[-_LIKENESS_BYTES:]))
             seen = None if glance is None else glance(body)
             return await self._bodies.understand(body, understand) if seen is None else seen
+        finally:
+            account.close()
 
     async def read_again(
         self, body: bytes, understand: Callable[[bytes], Understood]
@@ -162,11 +169,11 @@ class Exchange:
         return await self._bodies.understand(body, understand)
 
     async def _body(self, account: Account) -> bytes:
+        if self.state.get("whole"):
+            return await self._read_body(account)  # nothing is waited for
         announced = self.header(b"content-length")
         if announced is not None and announced.isdecimal():
             self._check_size(int(announced[:18]))
-        if self.scope.get("state", {}).get("whole"):
-            return await self._read_body(account)  # nothing is waited for
         try:
             async with asyncio.timeout(self.limits.body_s_max):
                 return await self._read_body(account)
@@ -176,15 +183,17 @@ class Exchange:
 
     async def _read_body(self, account: Account) -> bytes:
         parts: list[bytes] = []
-        size = 0
+        size, limit = 0, self.limits.body_bytes_max
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft
             part = message.get("body", b"")
             size += len(part)
-            self._check_size(size)
-            account.grow(size)
+            if size > limit:
+                self._check_size(size)
+            if size > SMALL_BYTES_MAX:
+                account.grow(size)
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -197,7 +206,7 @@ class Exchange:
 
     def _own_request_id(self) -> str | None:
         """The client's ``x-request-id``, where it is short and harmless enough to repeat."""
-        if b"x-request-id" not in self._fields:
+        if b"x-request-id" not in self.fields:
             return None
         values = self.header_values(b"x-request-id")
         text = values[0].decode("latin-1") if len(values) == 1 else ""
@@ -217,15 +226,15 @@ class Exchange:
         content_type: bytes = b"application/json",
     ) -> None:
         """Answer with a whole body."""
-        await self._start(
-            status,
-            [
-                (b"content-type", content_type),
-                (b"content-length", str(len(body)).encode()),
-                *headers,
-            ],
-        )
-        await self._write_last(b"" if self.method == "HEAD" else body)
+        length = b"%d" % len(body)
+        own = [(b"content-type", content_type), (b"content-length", length), *headers]
+        sender: Sender | None = self.state.get("sender")
+        if sender is not None and sender is self._send and sender.is_free:
+            self.started = self.replied = True
+            sender.answer(status, self._all_headers(own), body)
+        else:
+            await self._start(status, own)
+            await self._write_last(b"" if self.method == "HEAD" else body)
 
     async def refuse(self, problem: Problem) -> None:
         """Answer with an error: as JSON, or inside the event stream where that has begun."""
@@ -260,8 +269,11 @@ class Exchange:
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
-        headers += [(b"x-request-id", self.request_id.encode()), *self.standing()]
+        headers = self._all_headers(headers)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _all_headers(self, own: Headers) -> Headers:
+        return [*own, (b"x-request-id", self.request_id.encode()), *self.standing()]
 
     async def _write_last(self, body: bytes) -> None:
         self.replied = True
@@ -278,7 +290,7 @@ class Exchange:
 
     def attended(self) -> "Attendance":
         """See ``Attendance``; to be entered once the body is read."""
-        return Attendance(self, self._receive, self._send)
+        return Attendance(self, self._receive, self._send, self._bodies.rounds)
 
 
 class Attendance:
@@ -289,28 +301,27 @@ class Attendance:
     host it is asked.
     """
 
-    def __init__(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+    def __init__(self, exchange: Exchange, receive: Receive, send: Send, rounds: Rounds) -> None:
         self._exchange, self._receive, self._send = exchange, receive, send
+        self._rounds = rounds
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         limits = exchange.limits
         self._tick_s = min(limits.ping_s, limits.send_s_max)
         self._overdue_at = self._loop.time() + limits.request_s_max + _OVERDUE_S
         self._companions: list[asyncio.Task[None]] = []
-        self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> None:
-        watch = self._exchange.scope.get("state", {}).get("watch")
+        watch = self._exchange.state.get("watch")
         if watch is not None:
             watch(self._left)
         else:
             self._companions.append(self._loop.create_task(self._listen()))
-        self._timer = self._loop.call_later(self._tick_s, self._tick)
+        self._rounds.join(self._tick, self._tick_s)
 
     def __exit__(self, *exception: object) -> None:
         self._task = None
-        if self._timer is not None:
-            self._timer.cancel()
+        self._rounds.leave(self._tick)
         for companion in self._companions:
             companion.cancel()
 
@@ -334,7 +345,7 @@ class Attendance:
             self._companions = [self._loop.create_task(self._ping())]
         exchange.wrote = False
         if exchange.cut is None:
-            self._timer = self._loop.call_later(self._tick_s, self._tick)
+            self._rounds.join(self._tick, self._tick_s)
 
     async def _ping(self) -> None:
         try:
@@ -345,7 +356,7 @@ class Attendance:
 
     def _stall(self) -> None:
         """Give up a client that does not read: what is buffered for it will never leave."""
-        abort: Callable[[], None] | None = self._exchange.scope.get("state", {}).get("abort")
+        abort: Callable[[], None] | None = self._exchange.state.get("abort")
         self._cut(Ending.STALLED)
         if abort is not None:
             abort()

@@ -38,8 +38,16 @@ class generating:  # noqa: N801 - used like a function
             if len(calls) > 1:
                 await gateway.check_together(calls)
             self._exchange.handed_over = True
-            self._generation = generation = await _generate(gateway, calls)
-            await _settled(generation)
+            if len(calls) == 1:
+                generation: Generation = await gateway.generate(calls[0])
+            else:
+                generation = await _together(gateway, calls)
+            self._generation = generation
+            try:
+                await generation.settled()
+            except (Overloaded, RequestError):
+                generation.withdraw()
+                raise
             entered = True
             return generation
         finally:
@@ -52,9 +60,7 @@ class generating:  # noqa: N801 - used like a function
         self._attendance.__exit__()
 
 
-async def _generate(gateway: Gateway, calls: Sequence[Call]) -> Generation:
-    if len(calls) == 1:
-        return await gateway.generate(calls[0])
+async def _together(gateway: Gateway, calls: Sequence[Call]) -> Generation:
     with ExitStack() as undo:
         parts: list[Generation] = []
         for call in calls:
@@ -68,14 +74,6 @@ async def _generate(gateway: Gateway, calls: Sequence[Call]) -> Generation:
             parts.append(part)
         undo.pop_all()
     return Merged(parts, calls[0].choices)
-
-
-async def _settled(generation: Generation) -> None:
-    try:
-        await generation.settled()
-    except (Overloaded, RequestError):
-        generation.withdraw()
-        raise
 
 
 class Merged:

@@ -151,6 +151,8 @@ def call_for(
 
 def _trace_header(exchange: Exchange, name: bytes) -> str:
     """A header of a trace; one that is too long or was sent twice counts as none."""
+    if name not in exchange.fields:
+        return ""
     values = exchange.header_values(name)
     is_usable = len(values) == 1 and len(values[0]) <= _TRACE_BYTES_MAX
     return values[0].decode("latin-1").strip() if is_usable else ""
@@ -236,6 +238,8 @@ def _output_tokens_min_of(request: Options, output_tokens_max: int | None) -> in
 
 def _may_degrade(exchange: Exchange) -> bool:
     """Whether the client takes a shorter answer or one of a smaller model under overload."""
+    if b"x-sluice-degrade" not in exchange.fields:
+        return True
     asked = exchange.header(b"x-sluice-degrade")
     if asked not in {None, "never"}:
         message = 'x-sluice-degrade must be "never"; leave it out to allow what the class allows.'
@@ -249,8 +253,8 @@ def _deadline_of(exchange: Exchange) -> int:
     A client's budget may be used up, and so below zero, when it asks: admission refuses that.
     """
     life_s = exchange.limits.request_s_max
-    asked = exchange.header(b"x-sluice-deadline-ms")
-    if asked is not None:
+    if b"x-sluice-deadline-ms" in exchange.fields:
+        asked = exchange.header(b"x-sluice-deadline-ms") or ""
         if not _MILLISECONDS.fullmatch(asked):
             message = "x-sluice-deadline-ms must be a whole number of milliseconds, what is left."
             raise InvalidRequest(message, param="x-sluice-deadline-ms")

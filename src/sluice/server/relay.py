@@ -254,14 +254,14 @@ _NOTHING_HERE: Surface[None] = Surface(_nothing_here, _no_answer, streams=False)
 
 
 def _raw(exchange: Exchange, members: Members, body: bytes, surface: Surface[Any]) -> RawPrompt:
-    options = _member(members, "stream_options", dict)
-    headers = tuple(
-        [
+    options = _member(members, "stream_options", dict) if "stream_options" in members else None
+    headers: tuple[tuple[str, str], ...] = ()
+    if not exchange.fields.keys().isdisjoint(_TRACE_HEADERS):
+        headers = tuple(
             (name.decode(), value.decode("latin-1"))
             for name in _TRACE_HEADERS
             for value in exchange.header_values(name)
-        ]
-    )
+        )
 
     def understand() -> Call:
         _, calls = surface.understand(exchange, body)
@@ -282,15 +282,17 @@ def _call(exchange: Exchange, members: Members, raw: RawPrompt) -> Call:
     """The call of a request that the engine checks itself: what is wrong with it is told there."""
     known = _Known(
         model=exchange.model,
-        service_tier=_member(members, "service_tier", str),
-        priority=_member(members, "priority", int),
+        service_tier=_member(members, "service_tier", str) if "service_tier" in members else None,
+        priority=_member(members, "priority", int) if "priority" in members else None,
     )
     if known.priority is not None:
         check_ranges(known)
-    limits = [_member(members, name, int) for name in _OUTPUT_LIMITS if name in members]
-    # Which of several limits an engine follows is not known; its tenant answers for the largest.
-    known_limits = [limit for limit in limits if limit is not None and limit > 0]
-    output_tokens_max = max(known_limits, default=None)
+    output_tokens_max: int | None = None
+    for name in _OUTPUT_LIMITS:
+        limit = _member(members, name, int) if name in members else None
+        # Which of several an engine follows is not known; its tenant answers for the largest.
+        if limit is not None and limit > (output_tokens_max or 0):
+            output_tokens_max = limit
     choices = 1
     if "n" in members or "prompt" in members:
         choices = max(1, _member(members, "n", int) or 1) * _prompts(members)
@@ -307,6 +309,8 @@ def _call(exchange: Exchange, members: Members, raw: RawPrompt) -> Call:
 
 def _is_streamed(members: Members) -> bool:
     """Whether a stream is asked for. Raises ``InvalidRequest`` where engines may differ on that."""
+    if "stream" not in members:
+        return False
     asked = _member(members, "stream", bool)
     if asked is None and bytes(members.get("stream", b"null")) != b"null":
         raise InvalidRequest("stream must be true or false.", param="stream")

@@ -36,16 +36,29 @@ class Sender:
         else:
             self._write(message.get("body", b""), is_last=not message.get("more_body", False))
 
+    @property
+    def is_free(self) -> bool:
+        """Whether a whole answer can be written without waiting."""
+        cycle = self._cycle
+        return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_started)
+
+    def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Write both messages of a whole answer. Raises ``RuntimeError``."""
+        self._start(status, headers)
+        self._write(body, is_last=True)
+
     def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         cycle = self._cycle
-        names = {name for name, _ in headers}
-        lines = [name + b": " + value for name, value in (*cycle.default_headers, *headers)]
+        is_sized, lines = False, []
+        for name, value in (*cycle.default_headers, *headers):
+            lines.append(name + b": " + value)
+            is_sized = is_sized or name == b"content-length"
         if (b"connection", b"close") in headers:
             cycle.keep_alive = False
         elif not cycle.keep_alive:
             lines.append(b"connection: close")
         has_body = cycle.scope["method"] != "HEAD" and status not in _BODILESS
-        if has_body and b"content-length" not in names:
+        if has_body and not is_sized:
             self._is_chunked = True
             lines.append(b"transfer-encoding: chunked")
         head = b"\r\n".join(lines)

@@ -300,8 +300,9 @@ class Protocol(HttpToolsProtocol):
         self._framing_bytes = self._trailer_bytes = 0
         super().on_headers_complete()
         cycle = self.cycle
-        cycle.send = Sender(cycle)  # type: ignore[assignment, method-assign]
-        self.scope["state"]["watch"] = partial(self._watch, cycle)
+        cycle.send = sender = Sender(cycle)  # type: ignore[assignment, method-assign]
+        state = self.scope["state"]
+        state["sender"], state["watch"] = sender, partial(self._watch, cycle)
         self._unanswered.append(cycle)
         if len(self.pipeline) > _PIPELINED_MAX:
             self.transport.abort()
@@ -326,7 +327,9 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the rest of a body that was refused before its end."""
-        for cycle in [one for one in self._unanswered if one.response_complete]:
+        for cycle in tuple(self._unanswered):
+            if not cycle.response_complete:
+                continue
             self._unanswered.remove(cycle)
             self._watchers.pop(cycle, None)
             # What knows the cycle, so that it goes at once and need not wait for the collector.

@@ -1,4 +1,4 @@
-"""The journal: what happened, on disk and in a short memory.
+"""The journal: what happened, on disk.
 
 One ``JournalWriter`` per process appends records to segments in a folder that several processes
 share; ``JournalReader`` merges them by time. Serving never waits for a disk: ``append`` puts a
@@ -55,13 +55,12 @@ class JournalLimits:
     """Bounds of a journal folder and of one writer.
 
     ``keep_s`` and ``bytes_max`` hold for the folder: the oldest segments of any process go first.
-    ``queue_records_max`` bounds what waits for the disk, ``ring_records_max`` the short memory.
+    ``queue_records_max`` bounds what waits for the disk.
     """
 
     keep_s: float = 86400.0
     bytes_max: int = 1024**3
     queue_records_max: int = 20_000
-    ring_records_max: int = 5_000
     flush_s: float = 0.5
 
     @property
@@ -136,7 +135,6 @@ class JournalWriter:
         self._clocks = clocks
         self._limits = limits
         self._record_text = record_text
-        self._ring: deque[AnyRecord] = deque(maxlen=limits.ring_records_max)
         self._queue: deque[AnyRecord] = deque()
         self._dropped_before_queue = 0
         self._dropped_at_disk = 0
@@ -174,7 +172,6 @@ class JournalWriter:
         """Record something. Never blocks and never fails."""
         if type(record) is RequestText and not self._record_text:
             return
-        self._ring.append(record)
         queue = self._queue
         if self._stopping or len(queue) >= self._limits.queue_records_max:
             self._dropped_before_queue += 1
@@ -182,10 +179,6 @@ class JournalWriter:
         queue.append(record)
         if len(queue) == _FRAME_RECORDS_MAX:
             self._wake.set()
-
-    def recent(self) -> list[AnyRecord]:
-        """The latest records, oldest first, whether or not they are on disk."""
-        return list(self._ring)
 
     def flush(self, wait_s: float = _CLOSE_WAIT_S) -> bool:
         """Hand all that was appended to the file system; false where that takes longer."""

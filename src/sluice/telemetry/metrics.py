@@ -9,6 +9,7 @@ For one thread: a scrape sees whole updates because it runs on that thread too.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import msgspec
@@ -56,17 +57,26 @@ _DEGRADING = (Rung.SHORTEN, Rung.SMALLER, Rung.FALLBACK)
 class StreamSeries:
     """The series of the streams of one model and class: one call for each chunk goes here.
 
-    ``counts`` are the tokens by model, of which this one's have the key ``key``. They are added
-    there by ``settle``, before anybody reads them: a look-up for each chunk costs as much as all
-    else that is done for it.
+    ``histogram`` finds those of this model and class by name. ``counts`` are the tokens by model,
+    of which this one's have the key ``key``. They are added there by ``settle``, before anybody
+    reads them: a look-up for each chunk costs as much as all else that is done for it.
     """
 
-    __slots__ = ("_bounds", "_counts", "_itl", "_key", "_tokens", "_ttft")
+    __slots__ = (
+        "_bounds", "_counts", "_itl", "_key", "_tokens", "_ttft",
+        "decode", "e2e", "prefill", "queue", "tpot",
+    )  # fmt: skip
 
     def __init__(
-        self, ttft: "Buckets", itl: "Buckets", counts: "Values", key: tuple[str, ...]
+        self, histogram: Callable[[str], "Buckets"], counts: "Values", key: tuple[str, ...]
     ) -> None:
-        self._ttft, self._itl, self._counts, self._key = ttft, itl, counts, key
+        self._counts, self._key = counts, key
+        self._ttft = histogram("sluice_ttft_seconds")
+        self._itl = itl = histogram("sluice_itl_seconds")
+        self.e2e, self.queue = histogram("sluice_e2e_seconds"), histogram("sluice_queue_seconds")
+        self.tpot = histogram("sluice_tpot_seconds")
+        self.prefill = histogram("sluice_prefill_seconds")
+        self.decode = histogram("sluice_decode_seconds")
         self._bounds = itl.bounds
         self._tokens = 0
 
@@ -267,36 +277,36 @@ class Metrics:
         key = (model, self._class_labels.get(slo_class, OTHER))
         found = self._streams.get(key)
         if found is None:
-            ttft = self._histogram("sluice_ttft_seconds", key)
-            itl = self._histogram("sluice_itl_seconds", key)
             tokens = self._counts["sluice_generated_tokens_total"]
-            found = self._streams[key] = StreamSeries(ttft, itl, tokens, (model,))
+            histogram = partial(self._histogram, key=key)
+            found = self._streams[key] = StreamSeries(histogram, tokens, (model,))
         return found
 
     def ended(self, model: str, finish: Finish, *, slo_class: str = "") -> None:
         """An accepted request ended."""
         key, counts, usage, phases = (model,), self._counts, finish.usage, finish.phases
-        by_class = (model, self._class_labels.get(slo_class, OTHER))
+        series = self.stream(model, slo_class)
         counts["sluice_requests_ended_total"][model, finish.reason] += 1
         counts["sluice_prompt_tokens_total"][key] += usage.prompt_tokens
         counts["sluice_cached_tokens_total"][key] += usage.cached_tokens
-        uncounted = max(0, usage.completion_tokens - finish.tokens_counted)
-        counts["sluice_generated_tokens_total"][key] += uncounted
+        uncounted = usage.completion_tokens - finish.tokens_counted
+        if uncounted > 0:
+            counts["sluice_generated_tokens_total"][key] += uncounted
         phase_seconds = counts["sluice_phase_seconds_total"]
         whole_ns = 0
         for phase, spent_ns in _spent_ns(phases):
             if spent_ns:
                 whole_ns += spent_ns
                 phase_seconds[model, phase] += spent_ns * _NS
-        self._histogram("sluice_e2e_seconds", by_class).observe(whole_ns * _NS)
-        self._histogram("sluice_queue_seconds", by_class).observe(phases.queue_ns * _NS)
+        series.e2e.observe(whole_ns * _NS)
+        series.queue.observe(phases.queue_ns * _NS)
         if finish.tpot_s is not None:
-            self._histogram("sluice_tpot_seconds", by_class).observe(finish.tpot_s)
+            series.tpot.observe(finish.tpot_s)
         # A request that never got so far has no time there, which is not the same as a short one.
         if phases.prefill_ns:
-            self._histogram("sluice_prefill_seconds", by_class).observe(phases.prefill_ns * _NS)
+            series.prefill.observe(phases.prefill_ns * _NS)
         if phases.decode_ns:
-            self._histogram("sluice_decode_seconds", by_class).observe(phases.decode_ns * _NS)
+            series.decode.observe(phases.decode_ns * _NS)
 
     def replica_report(self, replica_id: str, model: str, report: Report, incarnation: int) -> None:
         """A replica reported. Its counters add up over incarnations, so that no total falls."""

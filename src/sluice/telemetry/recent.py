@@ -120,8 +120,10 @@ class Recent:
         if isinstance(record, RequestRejected):
             self.refused.append(over)
             return
-        if RequestDegraded in map(type, known):
-            self.degraded.append(over)
+        for one in known:
+            if type(one) is RequestDegraded:
+                self.degraded.append(over)
+                break
         self._keep("e2e", record.t_ns, record.t_ns - record.arrived_ns, over)
         if record.ttft_ns is not None:
             self._keep("ttft", record.t_ns, record.ttft_ns, over)
