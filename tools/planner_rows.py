@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from sluice.planner.memory import budget_of
+from sluice.planner.memory import budget_of, sequences_max
 from sluice.planner.names import CannotPlan
 from sluice.planner.predict import family_of
 from sluice.planner.question import precision_for
@@ -83,7 +83,7 @@ class Measured:
     """One measurement with the case that the planner would be asked.
 
     ``value`` is seconds per token in closed loop, and output tokens per second and device at
-    saturation; ``concurrency`` of the latter is what the KV pool and the engine's limit hold.
+    saturation; ``concurrency`` is at most what the KV pool holds and, at saturation, the engine.
     ``published`` are model and device as the source names them.
     """
 
@@ -135,7 +135,18 @@ def closed_loop_rows(folder: Path) -> list[Measured]:
         if row["mode"] == "online closed-loop" and row["metric"] == "TPOT" and usable(row):
             one = _measured(row, float(row["concurrency"]), float(row["value"]) / 1e3)
             found[one.case].append(one)
-    return list(_medians(found))
+    return [_running(one) for one in _medians(found)]
+
+
+def _running(one: Measured) -> Measured:
+    """With as many requests as run at once: the others wait for KV memory, and time per token is
+    that of those that run. A model that does not fit says that the budget is too strict: as asked.
+    """
+    whole = one.lengths.prompt + one.lengths.output
+    held = sequences_max(one.deployment, budget_of(one.deployment), whole)
+    if not one.deployment.layout.groups <= held < one.concurrency:
+        return one
+    return replace(one, concurrency=held, case=one.case._replace(concurrency=held))
 
 
 def capacity_rows(folder: Path) -> list[Measured]:
@@ -222,9 +233,10 @@ def _saturated(one: Measured, row: dict[str, str]) -> Measured:
     words = row["notes"].split()
     if "requests" in words:
         queued = float(words[words.index("requests") - 1])
-    budget = budget_of(one.deployment, memory_share=0.95)
+    # TensorRT-LLM takes a share of what weights and buffers leave, not of the device.
+    pool_bytes = 0.95 * max(0.0, budget_of(one.deployment, memory_share=1.0).pool_bytes)
     whole = one.lengths.prompt + one.lengths.output
-    held = max(0.0, budget.pool_bytes) / one.deployment.kv_bytes(whole)
+    held = pool_bytes / one.deployment.kv_bytes(whole)
     per_group = min(held, 2048.0, queued / one.deployment.layout.groups)
     concurrency = per_group * one.deployment.layout.groups
     case = one.case._replace(concurrency=max(concurrency, 1.0))

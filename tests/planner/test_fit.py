@@ -132,6 +132,18 @@ def test_doubtful_rows_and_unknown_layouts_are_left_out_and_duplicates_are_one(t
     assert one.lengths.prompt == pytest.approx(0.9 * 1024)
 
 
+def test_no_more_run_at_once_than_the_kv_pool_holds(tmp_path):
+    few, many = closed_loop_rows(
+        folder_with(
+            tmp_path,
+            [row(tensor_parallel=1, n_gpus=1, isl=8192, concurrency=batch) for batch in (16, 128)],
+        )
+    )
+    assert few.concurrency == 16
+    assert 16 < many.concurrency < 64
+    assert many.case.concurrency == many.concurrency
+
+
 def test_throughput_of_a_system_becomes_that_of_a_device(tmp_path):
     asked = row(
         source="TensorRT-LLM v1.0 perf overview",

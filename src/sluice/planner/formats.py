@@ -43,7 +43,7 @@ PRECISIONS = {
     "fp8": Precision("fp8", "fp8", "fp8"),
     "fp4": Precision("nvfp4", "fp4", "fp8"),
     "nvfp4": Precision("nvfp4", "fp4", "fp8"),
-    "mxfp4": Precision("mxfp4", "fp8", "fp8"),
+    "mxfp4": Precision("mxfp4", "mxfp8", "fp8"),
     "int8": Precision("int8", "int8", "bf16"),
     "int4": Precision("int4", "bf16", "bf16"),
     "q8_0": Precision("q8_0", "bf16", "bf16"),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 # Where a device has no unit for a format, the next wider one computes it.
-_WIDER = {"fp4": "fp8", "int8": "fp8", "fp8": "bf16"}
+_WIDER = {"fp4": "fp8", "mxfp8": "bf16", "int8": "fp8", "fp8": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,9 @@ class Accelerator:
     def peak_flops_s(self, activations: str) -> float:
         """Dense peak for values of this format, or of the next wider one that there is."""
         peaks = {"fp4": self.fp4_tflops, "fp8": self.fp8_tflops, "int8": self.fp8_tflops}
+        if self.fp4_tflops is not None:
+            # Scales per block came with the units for four bits.
+            peaks["mxfp8"] = self.fp8_tflops
         kind = activations
         while peaks.get(kind) is None and kind in _WIDER:
             kind = _WIDER[kind]
