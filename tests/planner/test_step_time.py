@@ -87,11 +87,9 @@ def test_a_device_without_the_format_multiplies_in_the_next_wider():
 
 def test_mxfp4_multiplies_in_8_bits_only_where_there_are_units_for_blocks():
     activations = precision_named("mxfp4").activations
-    tables = own_tables()
-    for name in ("b200", "h100"):
-        device = tables.accelerator(name)
-        peaks = {"b200": device.fp8_tflops, "h100": device.bf16_tflops}
-        assert device.peak_flops_s(activations) == peaks[name] * 1e12
+    b200, h100 = map(own_tables().accelerator, ("b200", "h100"))
+    assert b200.peak_flops_s(activations) == b200.peak_flops_s("fp8")
+    assert h100.peak_flops_s(activations) == h100.bf16_tflops * 1e12
 
 
 def test_a_cached_prompt_takes_no_prefill():

@@ -285,6 +285,8 @@ def _warnings(found: ReplicaEstimate, question: Question, precision: Precision) 
         yield f"{question.shape.name} is published in MXFP4 only: planned so, and not in {asked}"
     if precision.activations == "fp8" and question.accelerator.fp8_tflops is None:
         yield f"{question.accelerator.name} has no FP8 units: the weights are multiplied in 16 bits"
+    if precision.weights == "mxfp4" and question.accelerator.fp4_tflops is None:
+        yield f"{question.accelerator.name} has no FP4 units: the weights are multiplied in 16 bits"
     if found.sequences_max < SEQUENCES_FEW:
         yield (
             f"only {found.sequences_max} requests fit the KV pool at once: the rate is starved of "
