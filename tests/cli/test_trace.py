@@ -210,6 +210,13 @@ def test_an_empty_journal_says_that_it_is_empty(
     assert "no requests at all" in capsys.readouterr().err
 
 
+def test_a_folder_that_is_not_there_is_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trace(tmp_path / "none", "req-1") == 2
+    assert "there is no journal folder" in capsys.readouterr().err
+
+
 def test_the_folder_comes_from_the_settings_if_not_given(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

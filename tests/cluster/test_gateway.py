@@ -1,6 +1,7 @@
 """What becomes of calls: answered, refused, cancelled, lost, drained; and nothing stays behind."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -56,8 +57,11 @@ def test_an_unknown_model_is_told_with_those_that_exist():
         rig = Rig()
         await rig.gateway.start()
         call = Call(id="x", model="gpt-9", arrived_ns=0, prompt=rig.call().prompt)
-        with pytest.raises(ModelNotFound, match="available: tiny"):
+        route: Any = None  # only its name is told
+        rig.gateway.routes = {"auto": route}
+        with pytest.raises(ModelNotFound, match="available: auto, tiny"):
             await rig.gateway.generate(call)
+        rig.gateway.routes = {}
         assert rig.value("refusals_total", "other", "model_not_found") == 1
         rig.check_empty()
 

@@ -89,6 +89,7 @@ def test_names_come_from_columns(tmp_path):
         (OURS.replace("1.5,20,4", "1.5,20"), r":3: output_tokens is missing|is empty"),
         (OURS.replace("1.5,20,4", "1.5,20,4,7"), r":3: more fields than the header"),
         (OURS.replace("0.5", "-0.5"), r":2: t_s is -0.5 s; times must not be negative"),
+        (OURS.replace("0.5", "1e12"), r":2: t_s is 1e\+12 s; .* nor above 1e\+11 s"),
         (OURS.replace("0.5", "inf"), r":2: t_s is 'inf', not a number"),
         (AZURE.replace("2023-11-16 18:15:47", "yesterday", 1), r":3: .* not a date and time"),
         (MOONCAKE + "\n{", r":4: not JSON"),

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.cli.console import plain_console
-from sluice.cli.options import json_option, print_json, settings_options
+from sluice.cli.options import BadInput, json_option, print_json, settings_options
 from sluice.config.load import load_settings
 from sluice.config.sources import Override
 from sluice.telemetry.journal import JournalLimits, JournalReader
@@ -82,6 +82,8 @@ def command(
     decided and why, what was computed beside it, and how it ended."""
     if folder is None:
         folder = load_settings(config, overrides, secrets=False).settings.journal.dir
+    if not folder.is_dir():
+        raise BadInput(f"there is no journal folder {folder}")
     reader = JournalReader(folder)
     life = find_life(reader, request_id)
     for problem in reader.problems:

@@ -85,7 +85,7 @@ class LocalGateway:
         """The model of this name. Raises ``ModelNotFound``."""
         served = self._models.get(model)
         if served is None:
-            names = ", ".join(sorted(self._models))
+            names = ", ".join(sorted((*self._models, *self.routes)))
             raise ModelNotFound(
                 f"The model '{model}' does not exist here; available: {names}.", param="model"
             )

@@ -264,7 +264,7 @@ class _Reading:
         if not 0.0 <= at_s <= _TIME_S_MAX:
             raise BadWorkload(
                 f"{self._path}:{line}: {self._columns.names['t']} is {at_s:g} s; times must not be "
-                f"negative"
+                f"negative, nor above {_TIME_S_MAX:g} s"
             )
         return at_s
 
