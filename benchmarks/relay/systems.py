@@ -37,6 +37,7 @@ listen = "127.0.0.1:{port}"
 [models.{model}]
 engine = "vllm"
 urls = [{urls}]
+queue_requests_max = 2_000
 queue_tokens_max = 10_000_000
 
 [slo.interactive]
